@@ -1,0 +1,1 @@
+"""The HTTP side: status routes and per-request figures."""

@@ -1,0 +1,1 @@
+"""Benchmarks. Speed is measured here, never in tests."""

@@ -1,0 +1,1 @@
+"""The default model pair, made on this machine from a package that carries the weights."""

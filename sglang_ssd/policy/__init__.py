@@ -1,0 +1,1 @@
+"""Decisions in plain Python: fan-out, waiting, fallback, deadlines. No torch, no SGLang."""

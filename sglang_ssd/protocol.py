@@ -1,0 +1,201 @@
+"""The wire between the scheduler (target side, DEALER) and the draft server (ROUTER).
+
+Every message is one MessagePack frame that carries its own tag, so decoding is validation: a frame that is
+not one of these raises :class:`BadFrame` and nothing else. Token blocks are little-endian int32 bytes.
+
+Lengths: a request's *length* counts its committed tokens, prompt and output, the pending bonus token
+included. ``base`` is such a length; a speculation with base ``n`` proposes the tokens at positions ``n, n+1, ...``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 64 << 20
+"""Upper bound for one frame (a prompt of 16 M tokens); both sockets refuse more (``ZMQ_MAXMSGSIZE``)."""
+
+Tokens: TypeAlias = NDArray[np.int32]
+
+
+class BadFrame(ValueError):
+    """The frame is no message of this protocol version; count it, log it at a bounded rate, drop it."""
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True):
+    """What the draft needs to draw with the target's noise. Temperature 0 is greedy; ``seed`` keys the noise."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
+    """T->D, first message of a connection: who asks, and for what."""
+
+    version: int
+    vocab_size: int
+    fingerprint: str
+    num_steps: int
+    verify: str
+    mode: str
+    wait: str
+    fan_out: int
+    target: str
+
+
+class Welcome(msgspec.Struct, array_like=True, tag="welcome", frozen=True):
+    """D->T: accepted. ``boot`` names this run of the draft server; every later message echoes it."""
+
+    boot: int
+    draft: str
+    vocab_size: int
+    context_length: int
+    capacity: int
+
+
+class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
+    """D->T: not accepted (or an unknown ``boot``: say Hello again), and why, in one sentence."""
+
+    reason: str
+    hello_again: bool = False
+
+
+class Prefill(msgspec.Struct, array_like=True, tag="prefill", frozen=True):
+    """T->D: the authoritative tokens of a session. A new epoch replaces whatever was known of it."""
+
+    boot: int
+    session: int
+    epoch: int
+    tokens: bytes
+    sampling: Sampling
+
+
+class Outcome(msgspec.Struct, array_like=True, frozen=True):
+    """One request's part of a round: ``tokens`` is all that was committed since ``base``, the length that the
+    draft last confirmed. Normally that is k accepted drafts and the bonus token. ``remaining`` is how many
+    more tokens the request may emit: a speculation longer than ``remaining - 1`` is wasted.
+    """
+
+    session: int
+    epoch: int
+    base: int
+    verified_len: int
+    remaining: int
+    tokens: bytes
+
+
+class Outcomes(msgspec.Struct, array_like=True, tag="outcomes", frozen=True):
+    """T->D: how a forward ended. ``fallback[i]`` answers a round with ``i + 1`` missed rows (the last entry
+    also answers more): ``jit`` or ``none``. ``verify_us`` is the target's forward in microseconds, 0 if unknown.
+    """
+
+    boot: int
+    round: int
+    verify_us: int
+    fallback: tuple[str, ...]
+    rows: tuple[Outcome, ...]
+
+
+class Speculation(msgspec.Struct, array_like=True, frozen=True):
+    """One request's answer. ``source`` is ``hit``, ``partial``, ``jit`` or ``none`` (then ``tokens`` is empty)."""
+
+    session: int
+    epoch: int
+    base: int
+    source: str
+    tokens: bytes
+
+
+class Build(msgspec.Struct, array_like=True, frozen=True):
+    """Running totals of one draft server for one target, so that any window can be computed."""
+
+    forwards: int = 0
+    rows: int = 0
+    path_rows: int = 0
+    forward_us: int = 0
+
+
+class Speculations(msgspec.Struct, array_like=True, tag="speculations", frozen=True):
+    """D->T: the answer to the Outcomes of ``round``."""
+
+    boot: int
+    round: int
+    rows: tuple[Speculation, ...]
+    build: Build
+
+
+class Close(msgspec.Struct, array_like=True, tag="close", frozen=True):
+    """T->D: these sessions have ended."""
+
+    boot: int
+    sessions: tuple[int, ...]
+
+
+class Reset(msgspec.Struct, array_like=True, tag="reset", frozen=True):
+    """T->D: forget every session of this target and every cached prefix (flush_cache, weight update)."""
+
+    boot: int
+
+
+class Ping(msgspec.Struct, array_like=True, tag="ping", frozen=True):
+    """T->D: are you there?"""
+
+    nonce: int
+
+
+class Pong(msgspec.Struct, array_like=True, tag="pong", frozen=True):
+    """D->T, from the I/O thread: alive; ``busy_us`` is how long the present forward has run; figures to report."""
+
+    boot: int
+    nonce: int
+    busy_us: int
+    figures: dict[str, int]
+
+
+ToDraft: TypeAlias = Hello | Prefill | Outcomes | Close | Reset | Ping
+ToTarget: TypeAlias = Welcome | Refused | Speculations | Pong
+
+_encoder = msgspec.msgpack.Encoder()
+_to_draft: msgspec.msgpack.Decoder[ToDraft] = msgspec.msgpack.Decoder(ToDraft)
+_to_target: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)
+
+
+def encode(message: ToDraft | ToTarget) -> bytes:
+    """One frame for ``message``."""
+    return _encoder.encode(message)
+
+
+def decode_at_draft(frame: bytes) -> ToDraft:
+    """The message that a target sent. Raises BadFrame."""
+    try:
+        return _to_draft.decode(frame)
+    except msgspec.DecodeError as error:
+        raise BadFrame(str(error)) from error
+
+
+def decode_at_target(frame: bytes) -> ToTarget:
+    """The message that a draft server sent. Raises BadFrame."""
+    try:
+        return _to_target.decode(frame)
+    except msgspec.DecodeError as error:
+        raise BadFrame(str(error)) from error
+
+
+def pack_tokens(tokens: Sequence[int] | Tokens) -> bytes:
+    """Token ids as little-endian int32 bytes."""
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def unpack_tokens(block: bytes, vocab_size: int) -> Tokens:
+    """Token ids [n] int32. Raises BadFrame when the block is cut or an id is outside ``[0, vocab_size)``."""
+    if len(block) % 4:
+        raise BadFrame(f"a token block of {len(block)} bytes is no whole number of int32")
+    tokens = np.frombuffer(block, dtype="<i4")
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
+        raise BadFrame(f"a token id is outside [0, {vocab_size})")
+    return tokens

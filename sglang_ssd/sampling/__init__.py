@@ -1,0 +1,1 @@
+"""Pure tensor functions shared by the target's and the draft's side: noise, draws, acceptance."""
