@@ -1,0 +1,137 @@
+"""Every ``--speculative-ssd-*`` option, declared once: the command line, its help and the checks follow from it.
+
+K is SGLang's own ``--speculative-num-steps`` and the draft model its ``--speculative-draft-model-path``; the
+options here are what SGLang does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PREFIX = "--speculative-ssd-"
+DEFAULT_NUM_STEPS = 4
+MAX_NUM_STEPS = 64
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; the message is one sentence that says what to do."""
+
+
+def _option(default: Any, help_text: str, *, choices: tuple[str, ...] = ()) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class SSDConfig:
+    """The options of one server, checked when made. Raises ConfigError."""
+
+    mode: str = _option(
+        "ssd",
+        "ssd: prepare speculations while the target verifies. sync: draft only after the outcome, which is "
+        "ordinary speculative decoding on the same two devices. off: SGLang without speculation.",
+        choices=("ssd", "sync", "off"),
+    )
+    wait: str = _option(
+        "auto",
+        "auto: answer an outcome with what is ready or finish the branch, whichever is worth more. full: answer "
+        "only when the whole tree stands, as the paper does (repeatable, for tests).",
+        choices=("auto", "full"),
+    )
+    fallback: str = _option(
+        "jit",
+        "What answers an outcome that was not prepared. jit: draft it now. none: a round without drafts.",
+        choices=("jit", "none"),
+    )
+    fan_out: int = _option(12, "Branches prepared per request and round, spread over the outcomes.")
+    endpoint: str | None = _option(
+        None,
+        "ZeroMQ endpoint of a draft server that runs already (ipc:// or loopback tcp://). Default: start one.",
+    )
+    draft_engine: str = _option(
+        "sglang",
+        "What runs the draft model. sglang: any model that SGLang loads. torch: a plain Llama in torch.",
+        choices=("sglang", "torch"),
+    )
+    draft_device: str | None = _option(
+        None, "Device of the draft server. Default: the GPU after the target's last one, else cpu."
+    )
+    draft_max_total_tokens: int | None = _option(
+        None, "Tokens of KV that the draft server may hold. Default: sized from memory, 32768 on a CPU."
+    )
+    deadline_ms: float | None = _option(
+        None, "Longest wait for a speculation, in milliseconds. Default: follows the measured round trips."
+    )
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            choices, value = option.metadata["choices"], getattr(self, option.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{_flag(option.name)} must be one of {', '.join(choices)}; got {value!r}.")
+        if self.fan_out < 1:
+            raise ConfigError(f"{_flag('fan_out')} must be at least 1; got {self.fan_out}.")
+        if self.deadline_ms is not None and self.deadline_ms <= 0:
+            raise ConfigError(f"{_flag('deadline_ms')} must be positive; got {self.deadline_ms}.")
+        if self.draft_max_total_tokens is not None and self.draft_max_total_tokens < 256:
+            raise ConfigError(f"{_flag('draft_max_total_tokens')} must be at least 256.")
+        if self.endpoint is not None:
+            check_endpoint(self.endpoint)
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add every option to ``parser`` under the heading SSD."""
+        group = parser.add_argument_group("SSD")
+        for option in fields(SSDConfig):
+            group.add_argument(
+                _flag(option.name),
+                dest=_destination(option.name),
+                type=_value_type(option),
+                default=option.default,
+                choices=option.metadata["choices"] or None,
+                help=f"{option.metadata['help']} (default: {option.default})",
+            )
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> SSDConfig:
+        """The config of parsed arguments. Raises ConfigError."""
+        return cls(**{option.name: getattr(arguments, _destination(option.name)) for option in fields(cls)})
+
+    def to_arguments(self) -> list[str]:
+        """The command line that makes this config again; defaults are left out."""
+        given = ((o.name, getattr(self, o.name)) for o in fields(self) if getattr(self, o.name) != o.default)
+        return [part for name, value in given for part in (_flag(name), str(value))]
+
+    def replace(self, **changes: object) -> SSDConfig:
+        """A copy with ``changes``, checked again."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def check_num_steps(num_steps: int) -> None:
+    """Raises ConfigError unless ``num_steps`` (K) is one that we serve."""
+    if not 1 <= num_steps <= MAX_NUM_STEPS:
+        raise ConfigError(f"--speculative-num-steps must be between 1 and {MAX_NUM_STEPS}; got {num_steps}.")
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises ConfigError unless ``endpoint`` is ``ipc://`` or ``tcp://`` on loopback."""
+    if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
+        return
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if endpoint.startswith("tcp://") and host in {"127.0.0.1", "localhost", "[::1]"}:
+        return
+    raise ConfigError(f"{endpoint!r} is not an endpoint we may use: give ipc:///path or tcp://127.0.0.1:PORT.")
+
+
+def _flag(name: str) -> str:
+    return PREFIX + name.replace("_", "-")
+
+
+def _destination(name: str) -> str:
+    return f"speculative_ssd_{name}"
+
+
+def _value_type(option: dataclasses.Field[Any]) -> type:
+    by_annotation = {"int": int, "int | None": int, "float | None": float}
+    return by_annotation.get(str(option.type), str)
