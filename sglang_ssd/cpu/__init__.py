@@ -2,7 +2,8 @@
 
 Three things are missing there. The ``sgl_kernel`` wheel links against the CUDA driver and cannot be imported, so a
 small stand-in of ours goes first on the path, here and in every spawned child. SGLang must be told to run on
-the CPU (``SGLANG_USE_CPU_ENGINE``). And its ``torch_native`` attention cannot verify; :mod:`sglang_ssd.cpu.attention` can.
+the CPU (``SGLANG_USE_CPU_ENGINE``). And its ``torch_native`` attention cannot verify;
+:mod:`sglang_ssd.cpu.attention` can.
 """
 
 from __future__ import annotations

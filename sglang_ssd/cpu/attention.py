@@ -27,7 +27,8 @@ class VerifyingTorchNativeBackend(TorchNativeAttnBackend):  # type: ignore[misc]
     ) -> Tensor:
         """Attention output [tokens, heads * head_dim]; see TorchNativeAttnBackend.forward_extend."""
         if not forward_batch.forward_mode.is_target_verify():
-            return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+            stock: Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+            return stock
         if save_kv_cache and k is not None:
             where = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)

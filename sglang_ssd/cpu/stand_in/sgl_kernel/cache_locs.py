@@ -1,4 +1,4 @@
-"""Slot bookkeeping on tensors that live on the CPU. All index arguments are 1-D integer tensors, one entry a request."""
+"""Slot bookkeeping on tensors that live on the CPU. Index arguments are 1-D integer tensors, an entry a request."""
 
 import ctypes
 
