@@ -1,0 +1,140 @@
+"""``torch_native`` attention for the draft: rows that share a prefix read its keys once.
+
+SGLang's own CPU backend gathers the keys and values of every row anew, in a Python loop per layer. The rows of the
+draft server are branches of few sequences, so here the rows with a common first slot form a group: the union of
+their slots is found once per forward and gathered once per layer, and one call under a mask answers all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Group:
+    """Queries int64 [Q] (indices into the batch), the slots int64 [U] they read, and who sees which: bool [Q, U]."""
+
+    queries: Tensor
+    slots: Tensor
+    visible: Tensor
+
+
+class DraftAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
+    """SGLang's CPU backend with one call per group of rows; what it cannot group goes to the original."""
+
+    needs_cpu_seq_lens = True
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:  # noqa: ANN401 - sglang's ForwardBatch
+        """Find the groups of this forward; see TorchNativeAttnBackend.init_forward_metadata."""
+        super().init_forward_metadata(forward_batch)
+        table, lengths = self.req_to_token_pool.req_to_token, forward_batch.seq_lens_cpu
+        slots = table[forward_batch.req_pool_indices, : int(lengths.max())]
+        self._groups: list[Group] = []
+        if forward_batch.forward_mode.is_decode():
+            self._groups = list(group_rows(slots.numpy(), lengths.numpy()))
+        elif forward_batch.forward_mode.is_extend() and len(slots) == 1:
+            self._groups = [_chunk(slots[0], len(forward_batch.input_ids))]
+
+    def forward_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: Any,  # noqa: ANN401 - sglang's RadixAttention
+        forward_batch: Any,  # noqa: ANN401
+        save_kv_cache: bool = True,
+    ) -> Tensor:
+        """Attention output [tokens, heads * head_dim]; see TorchNativeAttnBackend.forward_decode."""
+        if self._can_group(layer):
+            return self._attend(q, k, v, layer, forward_batch.out_cache_loc if save_kv_cache else None)
+        stock: Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+        return stock
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: Any,  # noqa: ANN401 - sglang's RadixAttention
+        forward_batch: Any,  # noqa: ANN401
+        save_kv_cache: bool = True,
+    ) -> Tensor:
+        """Attention output [tokens, heads * head_dim]; see TorchNativeAttnBackend.forward_extend."""
+        if self._can_group(layer):
+            return self._attend(q, k, v, layer, forward_batch.out_cache_loc if save_kv_cache else None)
+        stock: Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+        return stock
+
+    def _can_group(self, layer: Any) -> bool:  # noqa: ANN401
+        windowed = layer.sliding_window_size is not None and layer.sliding_window_size > -1
+        ordinary = not layer.is_cross_attention and layer.attn_type == AttentionType.DECODER
+        return bool(self._groups) and ordinary and not windowed
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, write_to: Tensor | None) -> Tensor:  # noqa: ANN401
+        # Every row's KV is in its slot before any row reads: a row may read what another row of this forward wrote.
+        if write_to is not None and k is not None:
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(write_to, None), k, v)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        output = q.new_empty(len(queries), layer.tp_q_head_num, layer.v_head_dim)
+        for group in self._groups:
+            attended = attend(
+                queries[group.queries],
+                keys[group.slots].to(q.dtype),
+                values[group.slots].to(q.dtype),
+                group.visible,
+                layer.scaling,
+            )
+            output[group.queries] = attended
+        return output.view(len(queries), -1)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Attention of queries [Q, H, D] over keys and values [U, H_kv, D] where ``visible`` bool [Q, U]: [Q, H, D].
+
+    The query heads that share a KV head are folded into the query axis, so that keys are never repeated.
+    """
+    count, heads, _ = queries.shape
+    kv_heads = keys.shape[1]
+    folded = queries.view(count, kv_heads, heads // kv_heads, -1).permute(1, 2, 0, 3).flatten(1, 2)
+    output = scaled_dot_product_attention(
+        folded[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=visible.repeat(heads // kv_heads, 1),
+        scale=scale,
+    )
+    return output[0].unflatten(1, (-1, count)).permute(2, 0, 1, 3).reshape(count, heads, -1)
+
+
+def group_rows(slots: NDArray[np.int32], lengths: NDArray[np.int64]) -> Iterator[Group]:
+    """The groups of a decode forward: rows [B, L] of slot ids, of which row i reads the first ``lengths[i]``."""
+    inside = np.arange(slots.shape[1]) < lengths[:, None]
+    for first in np.unique(slots[:, 0]):
+        queries = np.flatnonzero(slots[:, 0] == first)
+        member, position = np.nonzero(inside[queries])
+        read = slots[queries[member], position]
+        taken = np.zeros(read.max() + 1, dtype=bool)
+        taken[read] = True
+        union = np.flatnonzero(taken)
+        visible = np.zeros((len(queries), len(union)), dtype=bool)
+        visible[member, (np.cumsum(taken) - 1)[read]] = True
+        yield Group(torch.from_numpy(queries), torch.from_numpy(union), torch.from_numpy(visible))
+
+
+def _chunk(slots: Tensor, count: int) -> Group:
+    """The group of a prefill chunk: the last ``count`` tokens of a row of slots [L], causal."""
+    visible = torch.ones(count, len(slots), dtype=torch.bool).tril(diagonal=len(slots) - count)
+    return Group(torch.arange(count), slots.long(), visible)

@@ -1,0 +1,252 @@
+"""The draft engine on SGLang's ModelRunner: any model that SGLang loads, CUDA graphs where there are any.
+
+SGLang's schedulers, allocators and prefix cache are not used. Slot ``s`` is entry ``s`` of its KV buffers (page size
+1; entry 0 is its padding), row ``r`` is row ``r + 1`` of its ``req_to_token`` table (row 0 is its padding).
+
+Several rows of one decode forward may be tokens of one sequence. That holds wherever a layer writes all
+keys and values before it attends and the lengths are per row. Read for it in SGLang 0.5.23: ``forward_decode`` of
+torch_native, triton, flashinfer, flashinfer_mla and flashattention (fa3), and the rotary kernel that writes KV itself
+(``enable_fused_set_kv_buffer``), which runs before the attention. Ours is ``cpu/draft_attention.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
+from sglang_ssd.sampling.candidates import best_candidates
+
+logger = logging.getLogger(__name__)
+
+BLACKWELL_DATACENTER = 10
+
+
+class UnsupportedModel(ValueError):
+    """SGLang loads this model, but its KV cannot be owned slot by slot; the message is one sentence."""
+
+
+class SGLangEngine:
+    """A DraftEngine (see :mod:`sglang_ssd.draft_server.engine`); one per process, for SGLang's context is global."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the model, with SGLang's progress bar. Raises UnsupportedModel, or what SGLang raises."""
+        self._runner = _start_runner(settings)
+        _check_pools(self._runner, settings)
+        config = self._runner.model_config
+        self._device = torch.device(self._runner.device)
+        self._table: Tensor = self._runner.req_to_token_pool.req_to_token
+        self._candidates = min(settings.candidates, config.vocab_size)
+        self.limits = EngineLimits(
+            slots=min(settings.slots, self._runner.max_total_num_tokens),
+            rows=settings.rows,
+            context_length=config.context_len,
+            vocab_size=config.vocab_size,
+        )
+        if self.limits.slots < settings.slots:
+            logger.warning("Memory holds %d of the %d tokens of KV asked for.", self.limits.slots, settings.slots)
+
+    def write(self, rows: Ints, positions: Ints, slots: Ints) -> None:
+        """Set ``table[rows[i], positions[i]] = slots[i]``."""
+        self._enter(*self._to_device(rows + 1, positions, slots))
+
+    def fork(self, sources: Ints, lengths: Ints, targets: Ints) -> None:
+        """Set ``table[targets[i], :lengths[i]] = table[sources[i], :lengths[i]]``."""
+        width = int(lengths.max(initial=0))
+        source, length, target = self._to_device(sources + 1, lengths, targets + 1)
+        inside = torch.arange(width, device=self._device) < length[:, None]
+        self._table[target, :width] = torch.where(inside, self._table[source, :width], self._table[target, :width])
+
+    @torch.no_grad()
+    def decode(self, batch: Rows) -> Candidates:
+        """Forward every row's token (its slot is entered in the table first) and return what comes next.
+
+        A batch larger than the table is run in several forwards; order within it is kept.
+        """
+        starts = range(0, len(batch), self.limits.rows)
+        packed = [self._decode_part(batch, slice(start, start + self.limits.rows)) for start in starts]
+        ids, scores = np.split(torch.cat(packed).cpu().numpy(), 2, axis=1)
+        return Candidates(ids.astype(np.int64), scores.astype(np.float32))
+
+    @torch.no_grad()
+    def extend(self, row: int, start: int, tokens: Ints, slots: Ints) -> None:
+        """Forward one prefill chunk: ``tokens`` at positions ``start, start+1, ...`` of ``row`` into ``slots``."""
+        count = len(tokens)
+        rows = np.full(count, row + 1)
+        rows_, positions, tokens_, slots_ = self._to_device(rows, np.arange(start, start + count), tokens, slots)
+        self._enter(rows_, positions, slots_)
+        lengths = torch.tensor([start + count])
+        self._forward(
+            _batch(rows_[:1], lengths, tokens_, slots_, positions, **_extend_fields(start, count, self._device))
+        )
+
+    def _decode_part(self, batch: Rows, part: slice) -> Tensor:
+        """Candidates of some rows in one float64 tensor [B, 2M], ids then scores: one copy to the host suffices."""
+        columns = (batch.rows + 1, batch.positions, batch.tokens, batch.slots, batch.seeds)
+        temperatures = batch.temperatures.astype(np.float64).view(np.int64)
+        rows, positions, tokens, slots, seeds, bits = self._to_device(*(c[part] for c in (*columns, temperatures)))
+        self._enter(rows, positions, slots)
+        lengths = torch.from_numpy(batch.positions[part] + 1)
+        logits = self._forward(_batch(rows, lengths, tokens, slots, positions))
+        ids, scores = best_candidates(logits, bits.view(torch.float64).float(), seeds, positions, self._candidates)
+        return torch.cat([ids.double(), scores.double()], dim=1)
+
+    def _to_device(self, *columns: Ints) -> Tensor:
+        """Host arrays [B] as one int64 tensor [columns, B]: one copy."""
+        packed = torch.from_numpy(np.stack(columns).astype(np.int64))
+        if self._device.type == "cuda":
+            return packed.pin_memory().to(self._device, non_blocking=True)
+        return packed
+
+    def _enter(self, rows: Tensor, positions: Tensor, slots: Tensor) -> None:
+        self._table[rows, positions] = slots.to(self._table.dtype)
+
+    def _forward(self, batch: Any) -> Tensor:  # noqa: ANN401 - sglang's ForwardBatch
+        self._runner.kv_index_translator.bind_own_plan(batch)
+        logits: Tensor = self._runner.forward(batch).logits_output.next_token_logits
+        return logits
+
+
+def graph_batch_sizes(rows: int) -> list[int]:
+    """Batch sizes to capture as CUDA graphs: 1, 2, 4, then steps of an eighth or less, up to ``rows`` itself."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, rows, 32)]
+    return [size for size in sizes if size < rows] + [rows]
+
+
+def _batch(rows: Tensor, lengths: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor, **extend: Any) -> Any:  # noqa: ANN401
+    """A ForwardBatch by hand: a decode of one token per row, or with ``extend`` a prefill chunk of one row."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    device = rows.device
+    return ForwardBatch(
+        forward_mode=ForwardMode.EXTEND if extend else ForwardMode.DECODE,
+        batch_size=len(rows),
+        input_ids=tokens,
+        req_pool_indices=rows,
+        seq_lens=lengths.to(device),
+        seq_lens_cpu=lengths,
+        orig_seq_lens=lengths.to(device, torch.int32),
+        seq_lens_sum=int(lengths.sum()),
+        out_cache_loc=slots,
+        positions=positions,
+        return_logprob=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        lora_ids=[None] * len(rows),
+        rids=[""] * len(rows),
+        **extend,
+    )
+
+
+def _extend_fields(start: int, count: int, device: torch.device) -> dict[str, Any]:
+    return {
+        "extend_num_tokens": count,
+        "extend_seq_lens": torch.tensor([count], dtype=torch.int32, device=device),
+        "extend_prefix_lens": torch.tensor([start], dtype=torch.int32, device=device),
+        "extend_start_loc": torch.zeros(1, dtype=torch.int32, device=device),
+        "extend_seq_lens_cpu": [count],
+        "extend_prefix_lens_cpu": [start],
+        "extend_logprob_start_lens_cpu": [count],
+    }
+
+
+def _start_runner(settings: EngineSettings) -> Any:  # noqa: ANN401 - sglang's ModelRunner
+    """A ModelRunner that is ready to forward; the order of its parts is that of sglang.benchmark.one_batch."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.distributed import bootstrap
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
+    from sglang.srt.utils.network import get_free_port_below_ephemeral
+
+    device = torch.device(settings.device)
+    arguments = _server_arguments(settings, device)
+    arguments.resolve_once()
+    gpu = device.index or 0
+    ranks = SpawnRanks(world_rank=spawn_world_rank(arguments, tp_rank=0, pp_rank=0), gpu_id=gpu)
+    publish(arguments, role="scheduler", ranks=ranks)
+    _prepare_kernels(device)
+    config = ModelConfig.from_server_args(arguments)
+    port = get_free_port_below_ephemeral()
+    bootstrap.init_parallel_runtime(server_args=arguments, device=device.type, dist_port=port)
+    bootstrap.init_layer_runtime(model_config=config)
+    runner = ModelRunner(
+        model_config=config,
+        mem_fraction_static=arguments.mem_fraction_static,
+        gpu_id=gpu,
+        nccl_port=port,
+        server_args=arguments,
+    )
+    runner.alloc_memory_pool()
+    runner.init_attention_backends()
+    runner.init_cuda_graphs()
+    return runner
+
+
+def _server_arguments(settings: EngineSettings, device: torch.device) -> Any:  # noqa: ANN401 - sglang's ServerArgs
+    from sglang.srt.server_args import ServerArgs
+
+    return ServerArgs(
+        model_path=settings.model_path,
+        skip_tokenizer_init=True,
+        device=device.type,
+        base_gpu_id=device.index or 0,
+        dtype=settings.dtype,
+        context_length=settings.context_length,
+        page_size=1,
+        # SGLang makes a table of at most half as many rows as the pool has tokens.
+        max_total_tokens=max(settings.slots, 2 * settings.rows),
+        max_running_requests=settings.rows,
+        attention_backend=_attention_backend(device),
+        # A pool of its own for sliding-window layers would need SGLang's allocator.
+        disable_hybrid_swa_memory=True,
+        disable_overlap_schedule=True,
+        disable_prefill_cuda_graph=True,
+        cuda_graph_bs_decode=None if device.type == "cpu" else graph_batch_sizes(settings.rows),
+        speculative_algorithm=None,
+    )
+
+
+def _attention_backend(device: torch.device) -> str | None:
+    """None (SGLang's choice) unless that choice would need pages of more than one token."""
+    if device.type == "cpu":
+        return "torch_native"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == BLACKWELL_DATACENTER:
+        return "flashinfer"
+    return None
+
+
+def _prepare_kernels(device: torch.device) -> None:
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.layers.moe import initialize_moe_config
+    from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+    from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+    from sglang.srt.layers.quantization.unquant import initialize_bf16_gemm_config
+
+    initialize_moe_config()
+    initialize_fp8_gemm_config()
+    initialize_bf16_gemm_config()
+    initialize_fp4_gemm_config()
+    if device.type == "cpu":
+        from sglang_ssd.cpu.draft_attention import DraftAttentionBackend
+
+        register_attention_backend("torch_native")(DraftAttentionBackend)
+
+
+def _check_pools(runner: Any, settings: EngineSettings) -> None:  # noqa: ANN401 - sglang's ModelRunner
+    """Raises UnsupportedModel unless a slot holds all that a token leaves behind."""
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
+    name = settings.model_path
+    if runner.page_size != 1:
+        raise UnsupportedModel(f"{name} cannot draft here: its attention backend needs pages of {runner.page_size}.")
+    if type(runner.req_to_token_pool) is not ReqToTokenPool:
+        raise UnsupportedModel(f"{name} cannot draft: its layers keep a state per sequence, not per token.")
+    if runner.is_hybrid_swa or runner.model_config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name} cannot draft: its KV does not lie in one pool.")
+    if runner.req_to_token_pool.size < settings.rows:
+        raise UnsupportedModel(f"{name} gets {runner.req_to_token_pool.size} rows of the {settings.rows} asked for.")
