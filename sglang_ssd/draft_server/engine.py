@@ -47,6 +47,23 @@ class EngineLimits:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """What a draft engine is made of: ``Engine(settings)``. Its ``limits`` may be smaller than asked here.
+
+    ``dtype`` is ``auto`` (the checkpoint's), ``float32`` or ``bfloat16``; ``candidates`` is M, the best next tokens
+    that every row of a forward keeps; ``context_length`` None is the checkpoint's own.
+    """
+
+    model_path: str
+    device: str = "cpu"
+    dtype: str = "auto"
+    slots: int = 32768
+    rows: int = 1024
+    context_length: int | None = None
+    candidates: int = 16
+
+
+@dataclass(frozen=True)
 class Rows:
     """The tokens of one decode forward, all arrays [B]: token ``tokens[i]`` at ``positions[i]`` of table row
     ``rows[i]``, its KV into ``slots[i]``; its next token is drawn with ``temperatures[i]`` and ``seeds[i]``.
@@ -86,4 +103,6 @@ class DraftEngine(Protocol):
         """Forward every row's token (its slot is entered in the table first) and return what comes next."""
 
     def extend(self, row: int, start: int, tokens: Ints, slots: Ints) -> None:
-        """Forward one prefill chunk: ``tokens`` at positions ``start, start+1, ...`` of ``row`` into ``slots``."""
+        """Forward one prefill chunk: ``tokens`` at positions ``start, start+1, ...`` of ``row`` into ``slots``
+        (entered in the table first).
+        """
