@@ -199,3 +199,7 @@ def unpack_tokens(block: bytes, vocab_size: int) -> Tokens:
     if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
         raise BadFrame(f"a token id is outside [0, {vocab_size})")
     return tokens
+
+
+FIGURES_KEY = "ssd"
+"""Name under which a request's (rounds, hits, partial, misses) travel from the scheduler to the HTTP process."""

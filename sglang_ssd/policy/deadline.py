@@ -1,0 +1,60 @@
+"""How long a round may wait for its speculations: long enough for a healthy draft server, short for a sick one.
+
+The allowance follows the measured answer times as TCP's retransmission timer does (smoothed mean plus four
+deviations). A round that waits in vain backs off: the next 1, 2, 4, ... rounds take what is there and wait for
+nothing, so that a stalled or slow draft costs a vanishing share of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
+_FIRST_ALLOWANCE_S = 1.0
+_LEAST_ALLOWANCE_S = 0.005
+_LONGEST_BACK_OFF = 256
+
+
+@dataclass
+class Deadline:
+    """Adaptive waiting. ``cap_s`` bounds every wait; ``None`` leaves it to the measurements."""
+
+    cap_s: float | None = None
+    patient: bool = False
+    _mean_s: float | None = None
+    _deviation_s: float = 0.0
+    _back_off: int = 0
+    _rounds_to_skip: int = 0
+
+    def allowance_s(self, worth_s: float = math.inf) -> float:
+        """Seconds that the coming round may wait, 0 while backing off. Call once per round.
+
+        ``worth_s`` is what a speculation saves (accepted tokens times the time of a plain step): to wait
+        longer loses even when the answer comes.
+        """
+        if self.patient:
+            return 3600.0
+        if self._rounds_to_skip > 0:
+            self._rounds_to_skip -= 1
+            return 0.0
+        measured = _FIRST_ALLOWANCE_S
+        if self._mean_s is not None:
+            measured = self._mean_s + _DEVIATIONS * self._deviation_s
+        measured = max(_LEAST_ALLOWANCE_S, min(measured, worth_s))
+        return measured if self.cap_s is None else min(measured, self.cap_s)
+
+    def answered(self, seconds: float, *, in_time: bool) -> None:
+        """An answer came ``seconds`` after its outcome was sent; late ones teach too, but do not end a back-off."""
+        if self._mean_s is None:
+            self._mean_s, self._deviation_s = seconds, seconds / 2
+        else:
+            self._deviation_s += _DEVIATION_GAIN * (abs(seconds - self._mean_s) - self._deviation_s)
+            self._mean_s += _GAIN * (seconds - self._mean_s)
+        if in_time:
+            self._back_off = self._rounds_to_skip = 0
+
+    def missed(self) -> None:
+        """A round waited its whole allowance in vain."""
+        self._back_off = min(_LONGEST_BACK_OFF, max(1, 2 * self._back_off))
+        self._rounds_to_skip = self._back_off

@@ -1,0 +1,106 @@
+"""From a forward's logits to the target's draws: one pipeline for prefill, decode and verify rows.
+
+The order is SGLang's: penalties, grammar mask, logit bias, custom processors, then temperature and filters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.sampler import apply_custom_logit_processor
+from torch import Tensor
+
+from sglang_ssd.sampling.draw import DrawParameters, draw
+from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
+from sglang_ssd.scheduler.requests import RequestState
+
+
+def draw_window(
+    logits: Tensor,
+    drafts: Tensor,
+    first_positions: Tensor,
+    states: list[RequestState],
+    sampling_info: Any,  # noqa: ANN401
+) -> Tensor:
+    """The target's draw at every window position, int64 [B, W]. ``logits`` are processed in place.
+
+    Args:
+        logits: [B * W, V], row-major by request.
+        drafts: int64 [B, W - 1].
+        first_positions: int64 [B], position of each window's first token (the pending bonus).
+        states: the B requests.
+        sampling_info: SGLang's SamplingBatchInfo of the batch.
+
+    """
+    batch_size, width = drafts.shape[0], drafts.shape[1] + 1
+    window = logits.view(batch_size, width, -1)
+    apply_penalties(window, drafts, [row for i, s in enumerate(states) if (row := _penalty_row(i, s)) is not None])
+    _apply_grammars(window, sampling_info)
+    if sampling_info.logit_bias is not None:
+        window += sampling_info.logit_bias[:, None, : window.shape[-1]]
+    if sampling_info.has_custom_logit_processor:
+        apply_custom_logit_processor(logits, sampling_info, num_tokens_in_batch=width)
+    parameters = _draw_parameters(states, first_positions, width, sampling_info)
+    return draw(logits, parameters, all_greedy=sampling_info.is_all_greedy).view(batch_size, width)
+
+
+def draws_one_wide(state: RequestState) -> bool:
+    """Whether a request's processing is defined at the window's first position only, so that nothing is verified."""
+    return state.req.grammar is not None or bool(state.req.custom_logit_processor)
+
+
+def _penalty_row(index: int, state: RequestState) -> PenaltyRow | None:
+    parameters = state.req.sampling_params
+    row = PenaltyRow(
+        row=index,
+        output_ids=[],
+        frequency=parameters.frequency_penalty,
+        presence=parameters.presence_penalty,
+        repetition=parameters.repetition_penalty,
+        min_new_tokens=parameters.min_new_tokens,
+        stop_ids=[],
+    )
+    if not (row.frequency or row.presence or row.repetition != 1.0 or row.min_new_tokens > 0):
+        return None
+    row.output_ids.extend(state.output_ids)
+    row.stop_ids.extend(_stop_ids(state.req))
+    return row
+
+
+def _stop_ids(req: Any) -> set[int]:  # noqa: ANN401 - sglang's Req
+    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
+    return {index for index in ids if index is not None}
+
+
+def _apply_grammars(window: Tensor, sampling_info: Any) -> None:  # noqa: ANN401
+    """Mask the first position of structured requests; their windows hold no drafts (see `draws_one_wide`)."""
+    if not sampling_info.grammars:
+        return
+    sampling_info.update_regex_vocab_mask()
+    first = window[:, 0].contiguous()
+    sampling_info.grammar_mask.apply(first)
+    window[:, 0] = first
+
+
+def _draw_parameters(
+    states: list[RequestState],
+    first_positions: Tensor,
+    width: int,
+    sampling_info: Any,  # noqa: ANN401
+) -> DrawParameters:
+    device = first_positions.device
+    greedy = sampling_info.top_ks == 1
+    temperatures = torch.where(greedy, 0.0, sampling_info.temperatures.view(-1))
+    seeds = torch.tensor([state.seed for state in states], dtype=torch.int64).to(device, non_blocking=True)
+    positions = first_positions[:, None] + torch.arange(width, device=device)
+    return DrawParameters(
+        temperatures=temperatures.repeat_interleave(width),
+        top_ks=sampling_info.top_ks.long().repeat_interleave(width),
+        top_ps=sampling_info.top_ps.repeat_interleave(width),
+        min_ps=sampling_info.min_ps.repeat_interleave(width),
+        seeds=seeds.repeat_interleave(width),
+        positions=positions.reshape(-1),
+    )

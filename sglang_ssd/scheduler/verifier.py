@@ -1,0 +1,123 @@
+"""One verify forward on the target: K+1 positions of every request, and the outcome of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from torch import Tensor
+
+from sglang_ssd.sampling.accept import accepted_lengths
+from sglang_ssd.scheduler.draft_input import SSDDraftInput
+from sglang_ssd.scheduler.draws import draw_window
+from sglang_ssd.scheduler.requests import RequestState
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a round verifies: drafts int64 [B, W - 1] (padded with 0) and how many of each row count, int64 [B]."""
+
+    drafts: Tensor
+    verified_lens: Tensor
+
+    @property
+    def width(self) -> int:
+        """W: the pending bonus token and the drafts."""
+        return self.drafts.shape[1] + 1
+
+
+def verify_input(*, width: int, tokens: Tensor | None, positions: Tensor | None, custom_mask: Tensor | None) -> Any:  # noqa: ANN401
+    """SGLang's description of a linear verify window, also for graph capture (then without tokens).
+
+    ``num_tokens_per_req`` must be the true width: a CUDA graph of another width would otherwise be replayed.
+    """
+    retrieve = None
+    if tokens is not None:
+        retrieve = torch.arange(tokens.numel(), device=tokens.device).view(-1, width)
+    description = EagleVerifyInput(
+        draft_token=tokens,
+        custom_mask=custom_mask,
+        positions=positions,
+        retrieve_index=retrieve,
+        retrieve_next_token=None,
+        retrieve_next_sibling=None,
+        retrieve_cum_len=None,
+        spec_steps=width - 1,
+        topk=1,
+        draft_token_num=width,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+    )
+    description.num_tokens_per_req = width
+    return description
+
+
+def verify(target: Any, batch: Any, window: Window, states: list[RequestState]) -> GenerationBatchResult:  # noqa: ANN401
+    """Run the forward and draw. Mutates ``batch``, which SGLang restores after the worker's step.
+
+    Args:
+        target: SGLang's TpModelWorker.
+        batch: SGLang's ScheduleBatch in decode; its slots beyond each length are allocated.
+        window: what to verify.
+        states: the batch's requests, in its order.
+
+    Returns:
+        The result that SGLang's batch processor reads: flat tokens with stride W, ``accept_lens`` (k + 1) and the
+        next draft input. Logprobs are those of the processed logits, as SGLang returns them.
+
+    """
+    tokens = torch.cat([batch.spec_info.bonus_tokens.view(-1, 1), window.drafts], dim=1)
+    positions = batch.seq_lens.long()[:, None] + torch.arange(window.width, device=tokens.device)
+    _enter_verify(batch, tokens, positions)
+    result = target.forward_batch_generation(batch, is_verify=True)
+    logits = result.logits_output.next_token_logits
+    draws = draw_window(logits, window.drafts, positions[:, 0], states, batch.sampling_info)
+    accepted = accepted_lengths(window.drafts, draws, window.verified_lens)
+    committed = _committed_tokens(draws, accepted)
+    if batch.return_logprob:
+        compute_spec_logprobs(batch, result.logits_output, committed.view(-1), chain_stride=window.width)
+    result.next_token_ids = committed.view(-1).int()
+    result.accept_lens = (accepted + 1).int()
+    result.new_seq_lens = batch.seq_lens + result.accept_lens
+    result.speculative_num_draft_tokens = result.speculative_output_stride = window.width
+    result.next_draft_input = SSDDraftInput(draws.gather(1, accepted[:, None]).view(-1))
+    return result
+
+
+def draw_first(target: Any, batch: Any, states: list[RequestState], pp_proxy_tensors: Any) -> GenerationBatchResult:  # noqa: ANN401
+    """A prefill forward and the draw of each request's next token (a dummy where a prompt is not yet complete)."""
+    result = target.forward_batch_generation(batch, is_verify=True, pp_proxy_tensors=pp_proxy_tensors)
+    last_positions = batch.seq_lens.long() - 1
+    no_drafts = torch.empty(len(states), 0, dtype=torch.int64, device=last_positions.device)
+    logits = result.logits_output.next_token_logits
+    draws = draw_window(logits, no_drafts, last_positions, states, batch.sampling_info).view(-1)
+    if batch.return_logprob:
+        compute_spec_logprobs(batch, result.logits_output, draws, chain_stride=1)
+        result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.view(-1)
+    result.next_token_ids = draws
+    result.new_seq_lens = batch.seq_lens
+    result.next_draft_input = SSDDraftInput(draws)
+    return result
+
+
+def _enter_verify(batch: Any, tokens: Tensor, positions: Tensor) -> None:  # noqa: ANN401
+    """Turn a decode batch into a verify batch: the slots of the window are already in ``req_to_token``."""
+    rows = batch.req_pool_indices.long()[:, None]
+    batch.input_ids = tokens.view(-1)
+    batch.out_cache_loc = batch.req_to_token_pool.req_to_token[rows, positions].view(-1).long()
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.spec_info = verify_input(
+        width=tokens.shape[1], tokens=batch.input_ids, positions=positions.view(-1), custom_mask=None
+    )
+
+
+def _committed_tokens(draws: Tensor, accepted: Tensor) -> Tensor:
+    """[B, W]: k accepted drafts (they equal the draws), then the bonus; what follows is 0 and never read."""
+    columns = torch.arange(draws.shape[1], device=draws.device)
+    return torch.where(columns <= accepted[:, None], draws, 0)

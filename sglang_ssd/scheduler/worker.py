@@ -1,0 +1,290 @@
+"""The speculative worker: one round, as SGLang's scheduler drives it.
+
+    settle     take in what earlier rounds committed (in the overlap loop they may still be on the device)
+    sweep      close the sessions of requests that have ended
+    collect    the speculation of every row of this batch, by session and length
+    verify     one forward on the target, K+1 wide at most
+    commit     hand the outcome to the link, which sends it as soon as it is on the host
+
+The same code serves the sync and the overlap loop. Nothing but `collect` waits for the draft server, and it waits
+for a bounded time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_device, get_parallel, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from torch import Tensor
+
+from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, Ready
+from sglang_ssd.scheduler.draws import draws_one_wide
+from sglang_ssd.scheduler.figures import Figures
+from sglang_ssd.scheduler.host_copy import HostCopy
+from sglang_ssd.scheduler.kv_reserve import is_narrow
+from sglang_ssd.scheduler.link import SchedulerOptions, connect
+from sglang_ssd.scheduler.requests import RequestBook, RequestState
+from sglang_ssd.scheduler.verifier import Window, draw_first, verify
+
+logger = logging.getLogger(__name__)
+
+_LEAST_REMAINING = 3
+"""A session is opened when after the first token at least two may follow: with one, no draft can be accepted."""
+
+
+@dataclass(frozen=True)
+class _PendingRow:
+    state: RequestState
+    epoch: int
+    verified_len: int
+
+
+@dataclass(frozen=True)
+class _PendingRound:
+    rows: tuple[_PendingRow, ...]
+    copy: HostCopy
+
+
+class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
+    """SGLang's V2 worker schema (``sglang.srt.speculative.base_spec_worker.BaseSpecWorker``)."""
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:  # noqa: ANN401, ARG002
+        super().__init__()
+        self._target_worker = target_worker
+        self.device = get_device().device
+        self.speculative_num_steps = int(get_spec().speculative_num_steps)
+        self.speculative_num_draft_tokens = self.speculative_num_steps + 1
+        self._options = SchedulerOptions.of(server_args)
+        self._book = RequestBook(server_seed=target_worker.random_seed, num_steps=self.speculative_num_steps)
+        self._pending: deque[_PendingRound] = deque()
+        self._rounds = 0
+        self._full_width = bool(getattr(target_worker.model_runner, "decode_cuda_graph_runner", None))
+        self.figures = Figures(
+            accepted_per_position=[0] * self.speculative_num_steps,
+            verified_per_position=[0] * self.speculative_num_steps,
+        )
+        self._deadline = self._options.deadline()
+        self._client = self._connect(server_args)
+
+    def _connect(self, server_args: Any) -> DraftClient | None:  # noqa: ANN401
+        """Attention-TP rank 0 alone talks to the draft server; the others take its word (`_agreed_on_all_ranks`)."""
+        if get_parallel().attn_tp_rank != 0:
+            return None
+        vocab_size = self._target_worker.model_config.vocab_size
+        return connect(self._options, server_args, vocab_size=vocab_size, num_steps=self.speculative_num_steps)
+
+    @property
+    def draft_worker(self) -> None:
+        """No draft model lives in this process."""
+        return
+
+    def status(self) -> dict[str, object]:
+        """The scheduler's part of ``/ssd/status``."""
+        link = self._client.describe() if self._client else {"draft_state": "none"}
+        return self._options.describe() | {"num_steps": self.speculative_num_steps} | self.figures.as_dict() | link
+
+    def forward_batch_generation(
+        self,
+        batch: Any,  # noqa: ANN401 - sglang's ScheduleBatch
+        on_publish: Any = None,  # noqa: ANN401
+        grammar_barrier: Any = None,  # noqa: ANN401, ARG002
+        pp_proxy_tensors: Any = None,  # noqa: ANN401
+    ) -> GenerationBatchResult:
+        """One step of the scheduler: a prefill, or one round of decode."""
+        if batch.forward_mode.is_extend():
+            return self._prefill(batch, on_publish, pp_proxy_tensors)
+        return self._round(batch, on_publish)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:  # noqa: ARG002
+        """Close the finished request's session now rather than at the next forward."""
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Close the sessions of requests that have ended, also of those that end without a callback."""
+        ended = self._book.close_ended()
+        if ended and self._client is not None:
+            self._client.close(ended)
+
+    def clear_cache_pool(self) -> None:
+        """``/flush_cache``: the draft server forgets its prefixes too."""
+        if self._client is not None:
+            self._client.reset()
+
+    # ---- prefill ----------------------------------------------------------------------------------------------
+
+    def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:  # noqa: ANN401
+        self.sweep()
+        states = [self._book.state(req) for req in batch.reqs]
+        for state in states:
+            self._announce(state)
+        result = draw_first(self.target_worker, batch, states, pp_proxy_tensors)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        complete = [int(end) == state.length for end, state in zip(_extend_ends(batch), states, strict=True)]
+        ones = torch.ones_like(result.next_token_ids)
+        self._commit(states, complete, [0] * len(states), HostCopy(result.next_token_ids, ones), verify_us=0)
+        return result
+
+    def _announce(self, state: RequestState) -> None:
+        """Tell the draft server of a request before the target's own prefill, so that both run at the same time."""
+        if state.retractions == state.req.retraction_count:
+            return  # a later chunk of the same prefill
+        state.restart()
+        if self._client is None or state.num_steps == 0 or state.remaining < _LEAST_REMAINING:
+            return
+        if state.session is None:
+            self._book.open_session(state)
+        self._open(state)
+
+    def _open(self, state: RequestState) -> None:
+        if self._client is not None and state.session is not None:
+            self._client.open(state.session, state.epoch, state.known_tokens(), state.sampling)
+
+    # ---- one round --------------------------------------------------------------------------------------------
+
+    def _round(self, batch: Any, on_publish: Any) -> GenerationBatchResult:  # noqa: ANN401
+        started = time.perf_counter()
+        self._settle()
+        self.sweep()
+        states = [self._book.state(req) for req in batch.reqs]
+        limits = [0] * len(states) if is_narrow(batch) else [self._limit(state) for state in states]
+        collecting = time.perf_counter()
+        window, verified = self._window(self._collect(states, limits), limits)
+        collected = time.perf_counter()
+        result = verify(self.target_worker, batch, window, states)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        copy = HostCopy(result.next_token_ids.view(len(states), -1), result.accept_lens)
+        verify_us = int(1e6 * self.figures.verify_mean_s)
+        self._commit(states, [True] * len(states), verified, copy, verify_us=verify_us)
+        verified_at = time.perf_counter()
+        self.figures.forwards += 1
+        self.figures.narrow_forwards += window.width == 1
+        self.figures.wait_s += collected - collecting
+        self.figures.verify_s += verified_at - collected
+        self.figures.other_s += collecting - started
+        return result
+
+    def _limit(self, state: RequestState) -> int:
+        """How many drafts of this request may be verified in this round; the bonus takes one of what remains."""
+        if state.session is None or draws_one_wide(state):
+            return 0
+        return max(0, min(state.num_steps, state.remaining - 1))
+
+    def _collect(self, states: list[RequestState], limits: list[int]) -> list[list[int]]:
+        """Every row's drafts, at most its limit; what is late is a miss and is not waited for again."""
+        wanted = {
+            state.session: state.length
+            for state, limit in zip(states, limits, strict=True)
+            if limit > 0 and state.session is not None
+        }
+        if self._client is None or not wanted:
+            return [[] for _ in states]
+        for seconds, in_time in self._client.take_answer_times():
+            self._deadline.answered(seconds, in_time=in_time)
+        worth_s = self.figures.accepted_per_round * self.figures.verify_mean_s or 1.0
+        found, timed_out = self._client.collect(wanted, self._deadline.allowance_s(worth_s))
+        if timed_out:
+            self.figures.timeouts += 1
+            self._deadline.missed()
+        self._reopen_lost()
+        return [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
+
+    def _take(self, state: RequestState, found: dict[int, Ready], limit: int) -> list[int]:
+        if limit == 0 or state.session is None:
+            return []
+        ready = found.get(state.session)
+        source = ready.source if ready is not None else "none"
+        state.figures.count(source)
+        self.figures.count_round(source)
+        return ready.tokens[:limit] if ready is not None else []
+
+    def _reopen_lost(self) -> None:
+        """Sessions that the draft server has lost start again with a new epoch and all their tokens."""
+        if self._client is None:
+            return
+        for session in self._client.take_lost():
+            state = self._book.by_session(session)
+            if state is not None:
+                state.epoch += 1
+                self._open(state)
+
+    def _window(self, drafts: list[list[int]], limits: list[int]) -> tuple[Window, list[int]]:
+        """The drafts as one padded tensor, as wide as the longest row (K+1 where CUDA graphs replay that width)."""
+        drafts = _agreed_on_all_ranks(drafts)
+        verified = [min(len(row), limit) for row, limit in zip(drafts, limits, strict=True)]
+        columns = self.speculative_num_steps if self._full_width and any(limits) else max(verified)
+        padded = [row[:count] + [0] * (columns - count) for row, count in zip(drafts, verified, strict=True)]
+        host = torch.tensor([[*row, count] for row, count in zip(padded, verified, strict=True)], dtype=torch.int64)
+        both = host.view(len(drafts), columns + 1).to(self.device, non_blocking=True)
+        return Window(both[:, :columns], both[:, columns]), verified
+
+    # ---- outcomes ---------------------------------------------------------------------------------------------
+
+    def _commit(
+        self, states: list[RequestState], complete: list[bool], verified: list[int], copy: HostCopy, *, verify_us: int
+    ) -> None:
+        """Note a forward's outcome, to be settled here and sent by the link once it is on the host."""
+        self._rounds += 1
+        rows = tuple(
+            _PendingRow(state, state.epoch, count if done else -1)
+            for state, done, count in zip(states, complete, verified, strict=True)
+        )
+        self._pending.append(_PendingRound(rows, copy))
+        if self._client is None:
+            return
+        told = [i for i, row in enumerate(rows) if complete[i] and row.state.session is not None]
+        if told:
+            self._client.commit(self._committed_round(rows, told, copy, verify_us))
+
+    def _committed_round(
+        self, rows: tuple[_PendingRow, ...], told: list[int], copy: HostCopy, verify_us: int
+    ) -> CommittedRound:
+        committed = tuple(
+            CommittedRow(
+                session=rows[i].state.session or 0,
+                epoch=rows[i].epoch,
+                length_before=rows[i].state.length,
+                verified_len=rows[i].verified_len,
+                remaining_before=rows[i].state.remaining,
+            )
+            for i in told
+        )
+
+        def tokens() -> list[list[int]]:
+            everything = copy.committed()
+            return [everything[i] for i in told]
+
+        return CommittedRound(self._rounds, committed, tokens, verify_us)
+
+    def _settle(self) -> None:
+        """Take in every earlier outcome, waiting for the device where the overlap loop runs ahead of it."""
+        while self._pending:
+            pending = self._pending.popleft()
+            for row, tokens in zip(pending.rows, pending.copy.committed(), strict=True):
+                if row.verified_len < 0 or row.epoch != row.state.epoch:
+                    continue  # a middle chunk, or the request has been prefilled again since
+                row.state.tokens.extend(tokens)
+                self.figures.count_outcome(len(tokens) - 1, row.verified_len)
+
+
+def _extend_ends(batch: Any) -> list[int]:  # noqa: ANN401
+    lengths: Tensor = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.seq_lens.cpu()
+    ends: list[int] = lengths.tolist()
+    return ends
+
+
+def _agreed_on_all_ranks(drafts: list[list[int]]) -> list[list[int]]:
+    """The drafts of attention-TP rank 0, which alone talks to the draft server."""
+    group = get_parallel().attn_tp_group
+    if group.world_size == 1:
+        return drafts
+    agreed: list[list[int]] = group.broadcast_object(drafts, src=0)
+    return agreed
