@@ -21,22 +21,6 @@ Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """What to load and how large: ``device`` and ``dtype`` by torch's names, ``candidates`` returned per row (M).
-
-    ``context_length`` None: the model's own.
-    """
-
-    model_path: str
-    device: str
-    dtype: str
-    slots: int
-    rows: int
-    context_length: int | None
-    candidates: int
-
-
-@dataclass(frozen=True)
 class EngineLimits:
     """Sizes fixed at start. Slot ids are 1..``slots``; row ids are 0..``rows``-1; slot 0 is nobody's."""
 
