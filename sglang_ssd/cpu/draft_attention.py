@@ -41,6 +41,7 @@ class DraftAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
         table, lengths = self.req_to_token_pool.req_to_token, forward_batch.seq_lens_cpu
         slots = table[forward_batch.req_pool_indices, : int(lengths.max())]
         self._groups: list[Group] = []
+        self._masks: dict[int, list[Tensor]] = {}
         if forward_batch.forward_mode.is_decode():
             self._groups = list(group_rows(slots.numpy(), lengths.numpy()))
         elif forward_batch.forward_mode.is_extend() and len(slots) == 1:
@@ -89,34 +90,39 @@ class DraftAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = q.new_empty(len(queries), layer.tp_q_head_num, layer.v_head_dim)
-        for group in self._groups:
-            attended = attend(
-                queries[group.queries],
-                keys[group.slots].to(q.dtype),
-                values[group.slots].to(q.dtype),
-                group.visible,
-                layer.scaling,
-            )
-            output[group.queries] = attended
+        masks = self._masks_for(layer.tp_q_head_num // layer.tp_k_head_num, q.dtype)
+        for group, mask in zip(self._groups, masks, strict=True):
+            own_keys, own_values = keys[group.slots].to(q.dtype), values[group.slots].to(q.dtype)
+            output[group.queries] = attend(queries[group.queries], own_keys, own_values, mask, layer.scaling)
         return output.view(len(queries), -1)
 
+    def _masks_for(self, fold: int, dtype: torch.dtype) -> list[Tensor]:
+        """Each group's mask for :func:`attend`, made by the first layer that has this many query heads a KV head."""
+        if fold not in self._masks:
+            self._masks[fold] = [additive_mask(group.visible, fold, dtype) for group in self._groups]
+        return self._masks[fold]
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
-    """Attention of queries [Q, H, D] over keys and values [U, H_kv, D] where ``visible`` bool [Q, U]: [Q, H, D].
 
-    The query heads that share a KV head are folded into the query axis, so that keys are never repeated.
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of queries [Q, H, D] over keys and values [U, H_kv, D]: [Q, H, D_v].
+
+    The ``H / H_kv`` query heads that share a KV head are folded into the query axis, so that keys are never
+    repeated; ``mask`` is :func:`additive_mask` for that many.
     """
     count, heads, _ = queries.shape
     kv_heads = keys.shape[1]
     folded = queries.view(count, kv_heads, heads // kv_heads, -1).permute(1, 2, 0, 3).flatten(1, 2)
     output = scaled_dot_product_attention(
-        folded[None],
-        keys.transpose(0, 1)[None],
-        values.transpose(0, 1)[None],
-        attn_mask=visible.repeat(heads // kv_heads, 1),
-        scale=scale,
+        folded[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], attn_mask=mask, scale=scale
     )
-    return output[0].unflatten(1, (-1, count)).permute(2, 0, 1, 3).reshape(count, heads, -1)
+    unfolded = output.view(kv_heads, heads // kv_heads, count, -1).permute(2, 0, 1, 3)
+    return unfolded.reshape(count, heads, -1)
+
+
+def additive_mask(visible: Tensor, fold: int, dtype: torch.dtype) -> Tensor:
+    """0 where ``visible`` bool [Q, U], else minus infinity, once for each of ``fold`` heads: [fold * Q, U]."""
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+    return mask.repeat(fold, 1)
 
 
 def group_rows(slots: NDArray[np.int32], lengths: NDArray[np.int64]) -> Iterator[Group]:
