@@ -28,7 +28,7 @@ class RequestState:
     session: int | None = None
     epoch: int = 0
     retractions: int = -1
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("q"))
     prompt_len: int = 0
     figures: RequestFigures = field(default_factory=RequestFigures)
 
@@ -66,8 +66,8 @@ class RequestState:
     def restart(self) -> None:
         """Take the tokens from the request, which are authoritative when it is prefilled (again)."""
         self.prompt_len = len(self.req.origin_input_ids)
-        self.tokens = array("i", self.req.origin_input_ids)
-        self.tokens.extend(self.req.output_ids)
+        self.tokens = array("q", self.req.origin_input_ids)
+        self.tokens.extend(array("q", self.req.output_ids))
         self.retractions = self.req.retraction_count
         self.epoch += 1
 
