@@ -1,0 +1,239 @@
+"""The engine on SGLang's ModelRunner against full prefills in Hugging Face transformers.
+
+The engine keeps every token as a candidate, so its candidates are the whole log-probability row. It lives in a
+child process: SGLang's runtime context is global, and nothing of it may leak into other tests.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Rows
+from sglang_ssd.sampling.candidates import best_candidates
+from tests.models import make_llama
+
+pytestmark = pytest.mark.server
+
+VOCAB, CONTEXT, SLOTS, ROWS = 1000, 128, 300, 8
+TOLERANCE = 1e-4
+
+
+@cache
+def _engine(settings: EngineSettings):
+    from sglang_ssd.draft_server.engine_sglang import SGLangEngine
+
+    return SGLangEngine(settings)
+
+
+def _call(settings: EngineSettings, method: str, *args):
+    return getattr(_engine(settings), method)(*args)
+
+
+def _limits(settings: EngineSettings) -> EngineLimits:
+    return _engine(settings).limits
+
+
+class RemoteEngine:
+    """A DraftEngine whose calls run in the only worker of ``pool``."""
+
+    def __init__(self, pool: ProcessPoolExecutor, settings: EngineSettings) -> None:
+        self._pool, self._settings = pool, settings
+        self.limits = pool.submit(_limits, settings).result()
+
+    def _call(self, method: str, *args):
+        return self._pool.submit(_call, self._settings, method, *args).result()
+
+    def write(self, rows: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
+        self._call("write", _ints(rows), _ints(positions), _ints(slots))
+
+    def fork(self, sources: Sequence[int], lengths: Sequence[int], targets: Sequence[int]) -> None:
+        self._call("fork", _ints(sources), _ints(lengths), _ints(targets))
+
+    def decode(self, batch: Rows) -> Candidates:
+        return self._call("decode", batch)
+
+    def extend(self, row: int, start: int, tokens: Sequence[int], slots: Sequence[int]) -> None:
+        self._call("extend", row, start, _ints(tokens), _ints(slots))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("models") / "draft", seed=3, vocab_size=VOCAB, context_length=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[RemoteEngine]:
+    with _pool() as pool:
+        yield RemoteEngine(pool, _settings(model))
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path):
+    """Log-probabilities float32 [n, V] after every token of a sequence, from one full prefill."""
+    from transformers import AutoModelForCausalLM
+
+    llama = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    @torch.no_grad()
+    def run(tokens: Sequence[int]) -> torch.Tensor:
+        return llama(torch.tensor([list(tokens)])).logits[0].log_softmax(-1)
+
+    return run
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _settings(model: Path, **changes) -> EngineSettings:
+    sizes = {"dtype": "float32", "slots": SLOTS, "rows": ROWS, "context_length": CONTEXT, "candidates": VOCAB}
+    return EngineSettings(str(model), "cpu", **(sizes | changes))
+
+
+def _ints(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _rows(rows, positions, tokens, slots, temperature: float = 0.0, seed: int = 0) -> Rows:
+    count = len(tokens)
+    return Rows(
+        *map(_ints, (rows, positions, tokens, slots)),
+        temperatures=np.full(count, temperature, dtype=np.float32),
+        seeds=np.full(count, seed, dtype=np.int64),
+    )
+
+
+def _log_probs(candidates: Candidates) -> torch.Tensor:
+    """[B, V] from candidates that hold the whole vocabulary."""
+    ids = torch.from_numpy(candidates.ids)
+    assert torch.equal(ids.sort(-1).values, torch.arange(VOCAB).expand_as(ids))
+    return torch.zeros(ids.shape).scatter(1, ids, torch.from_numpy(candidates.scores))
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(4, VOCAB, count).tolist()
+
+
+def _assert_close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_prefill_in_chunks_then_decode(engine: RemoteEngine, reference) -> None:
+    tokens = _tokens(30, seed=1)
+    engine.extend(0, 0, tokens[:1], [1])
+    engine.extend(0, 1, tokens[1:20], range(2, 21))
+    engine.extend(0, 20, tokens[20:29], range(21, 30))
+    ours = _log_probs(engine.decode(_rows([0], [29], tokens[29:], [30])))
+    _assert_close(ours[0], reference(tokens)[-1])
+
+
+def test_branches_that_share_a_prefix(engine: RemoteEngine, reference) -> None:
+    prompt, branches = _tokens(25, seed=2), [_tokens(4, seed=20 + b) for b in range(5)]
+    engine.extend(0, 0, prompt, range(1, 26))
+    engine.fork([0] * 5, [25] * 5, range(1, 6))
+    for depth in range(4):
+        slots = range(100 + 5 * depth, 105 + 5 * depth)
+        batch = _rows(range(1, 6), [25 + depth] * 5, [b[depth] for b in branches], slots)
+        ours = _log_probs(engine.decode(batch))
+        for row, branch in enumerate(branches):
+            _assert_close(ours[row], reference(prompt + branch[: depth + 1])[-1])
+
+
+def test_branches_of_two_sequences_at_different_depths(engine: RemoteEngine, reference) -> None:
+    first, second = _tokens(20, seed=4), _tokens(11, seed=5)
+    engine.extend(0, 0, first, range(1, 21))
+    engine.extend(1, 0, second, range(21, 32))
+    engine.fork([0, 1, 0], [20, 11, 7], [2, 3, 4])
+    ours = _log_probs(engine.decode(_rows([2, 3, 4], [20, 11, 7], [50, 51, 52], [40, 41, 42])))
+    for row, tokens in enumerate(([*first, 50], [*second, 51], [*first[:7], 52])):
+        _assert_close(ours[row], reference(tokens)[-1])
+
+
+def test_several_tokens_of_one_sequence_in_one_forward(engine: RemoteEngine, reference) -> None:
+    """Depth 0: the missing tokens of a path beside a branch of that path, whose prefix other rows are writing."""
+    tokens, other = _tokens(15, seed=6), 77
+    engine.extend(0, 0, tokens[:10], range(1, 11))
+    engine.write([0] * 5, range(10, 15), range(11, 16))
+    engine.fork([0], [13], [1])
+    batch = _rows(
+        [0, 0, 1, 0, 0, 0], [10, 11, 13, 12, 13, 14], [*tokens[10:12], other, *tokens[12:]], [11, 12, 90, 13, 14, 15]
+    )
+    ours, expected = _log_probs(engine.decode(batch)), reference(tokens)
+    _assert_close(ours[[0, 1, 3, 4, 5]], expected[10:])
+    _assert_close(ours[2], reference([*tokens[:13], other])[-1])
+
+
+def test_a_batch_larger_than_the_table(engine: RemoteEngine, reference) -> None:
+    tokens = _tokens(3 * ROWS + 1, seed=7)
+    count = len(tokens)
+    ours = _log_probs(engine.decode(_rows([5] * count, range(count), tokens, range(1, count + 1))))
+    _assert_close(ours, reference(tokens))
+
+
+def test_extend_on_a_shared_prefix(engine: RemoteEngine, reference) -> None:
+    prompt, tail = _tokens(18, seed=8), _tokens(9, seed=9)
+    engine.extend(0, 0, prompt, range(1, 19))
+    engine.fork([0], [12], [6])
+    engine.extend(6, 12, tail[:8], range(50, 58))
+    ours = _log_probs(engine.decode(_rows([6, 0], [20, 18], [tail[8], 33], [58, 59])))
+    _assert_close(ours[0], reference(prompt[:12] + tail)[-1])
+    _assert_close(ours[1], reference([*prompt, 33])[-1])
+
+
+def test_slots_and_rows_are_reused(engine: RemoteEngine, reference) -> None:
+    """A longer sequence used the row and the slots before; their old content must not be seen."""
+    engine.extend(0, 0, _tokens(60, seed=10), range(1, 61))
+    engine.fork([0], [60], [1])
+    tokens = _tokens(12, seed=11)
+    engine.extend(1, 0, tokens[:9], [7, 5, 3, 1, 60, 59, 2, 4, 6])
+    engine.fork([1], [9], [0])
+    ours = _log_probs(engine.decode(_rows([0] * 3, range(9, 12), tokens[9:], [20, 40, 30])))
+    _assert_close(ours, reference(tokens)[9:])
+
+
+def test_the_last_slot_row_and_position(engine: RemoteEngine, reference) -> None:
+    tokens = _tokens(CONTEXT, seed=12)
+    slots = range(SLOTS - CONTEXT + 1, SLOTS + 1)
+    assert engine.limits == EngineLimits(slots=SLOTS, rows=ROWS, context_length=CONTEXT, vocab_size=VOCAB)
+    engine.extend(ROWS - 1, 0, tokens[:-1], slots[:-1])
+    ours = _log_probs(engine.decode(_rows([ROWS - 1], [CONTEXT - 1], tokens[-1:], slots[-1:])))
+    _assert_close(ours[0], reference(tokens)[-1])
+
+
+def test_a_wrong_slot_shows(engine: RemoteEngine, reference) -> None:
+    """These tests can fail: one entry of the table off by one changes the row by far more than the tolerance."""
+    tokens = _tokens(20, seed=13)
+    engine.extend(0, 0, tokens[:19], range(1, 20))
+    engine.write([0], [5], [7])
+    ours = _log_probs(engine.decode(_rows([0], [19], tokens[19:], [20])))
+    assert (ours[0] - reference(tokens)[-1]).abs().max() > 100 * TOLERANCE
+
+
+def test_sampled_rows_rank_by_the_shared_noise(engine: RemoteEngine, reference) -> None:
+    tokens = _tokens(10, seed=14)
+    engine.extend(0, 0, tokens[:9], range(1, 10))
+    candidates = engine.decode(_rows([0], [9], tokens[9:], [10], temperature=0.8, seed=-5))
+    ids, scores = best_candidates(
+        reference(tokens)[-1:], torch.tensor([0.8]), torch.tensor([-5]), torch.tensor([9]), count=VOCAB
+    )
+    assert candidates.ids[0, :8].tolist() == ids[0, :8].tolist()
+    np.testing.assert_allclose(candidates.scores[0, :8], scores[0, :8], atol=10 * TOLERANCE)
+
+
+def test_bfloat16_with_a_shorter_context(model: Path, reference) -> None:
+    tokens = _tokens(20, seed=15)
+    with _pool() as pool:
+        engine = RemoteEngine(pool, _settings(model, dtype="bfloat16", context_length=64, candidates=4))
+        assert engine.limits.context_length == 64
+        engine.extend(0, 0, tokens[:19], range(1, 20))
+        candidates = engine.decode(_rows([0], [19], tokens[19:], [20]))
+    expected = reference(tokens)[-1][torch.from_numpy(candidates.ids[0])]
+    np.testing.assert_allclose(candidates.scores[0], expected, atol=0.15)
