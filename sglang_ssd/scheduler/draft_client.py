@@ -271,6 +271,7 @@ class DraftClient:
 
     def _disconnect(self) -> None:
         self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         self._socket.close()
 
     def _do_jobs(self) -> bool:
