@@ -160,11 +160,15 @@ def test_branches_of_two_sequences_at_different_depths(engine: RemoteEngine, ref
 def test_several_tokens_of_one_sequence_in_one_forward(engine: RemoteEngine, reference) -> None:
     """Depth 0: the missing tokens of a path beside a branch of that path, whose prefix other rows are writing."""
     tokens, other = _tokens(15, seed=6), 77
+    new = [211, 207, 219, 203, 215]
     engine.extend(0, 0, tokens[:10], range(1, 11))
-    engine.write([0] * 5, range(10, 15), range(11, 16))
+    engine.write([0] * 5, range(10, 15), new)
     engine.fork([0], [13], [1])
     batch = _rows(
-        [0, 0, 1, 0, 0, 0], [10, 11, 13, 12, 13, 14], [*tokens[10:12], other, *tokens[12:]], [11, 12, 90, 13, 14, 15]
+        rows=[0, 0, 1, 0, 0, 0],
+        positions=[10, 11, 13, 12, 13, 14],
+        tokens=[*tokens[10:12], other, *tokens[12:]],
+        slots=[*new[:2], 90, *new[2:]],
     )
     ours, expected = _log_probs(engine.decode(batch)), reference(tokens)
     _assert_close(ours[[0, 1, 3, 4, 5]], expected[10:])
