@@ -221,7 +221,8 @@ class DraftClient:
         """End the thread and close the socket."""
         self._jobs.put(None)
         os.eventfd_write(self._wake_fd, 1)
-        self._thread.join(timeout=5)
+        self._thread.join()
+        os.close(self._wake_fd)
 
     def _due(self, wanted: Mapping[int, int]) -> bool:
         return any(session in self._expected for session in wanted)
@@ -251,7 +252,6 @@ class DraftClient:
             if not self._do_jobs():
                 self._disconnect()
                 self._context.term()
-                os.close(self._wake_fd)
                 return
             self._keep_alive()
 
