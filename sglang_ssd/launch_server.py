@@ -71,11 +71,11 @@ def _plan(argv: list[str]) -> Plan:
     """Check and decide everything. Raises ConfigError; nothing is running yet."""
     checks.check_plugin_visible()
     checks.check_sglang_version()
-    _load_plugin()
     argv, stand_in = _with_demo_pair(argv)
     arguments = command_line.parse(argv)
     checks.check_supported(arguments)
     checks.check_models(arguments)
+    _load_plugin()
     arguments = command_line.complete(arguments, on_cpu=not cpu.has_gpu())
     placement = place(arguments.server, arguments.config.draft_device, _count_gpus())
     return Plan(_fit(arguments, placement), placement, stand_in)

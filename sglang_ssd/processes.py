@@ -79,9 +79,9 @@ def _directory_for_sockets() -> Path:
 
 def _remove_abandoned_directories(parent: Path) -> None:
     for path in parent.glob(f"{DIRECTORY_PREFIX}[0-9]*-*"):
-        pid = int(path.name.removeprefix(DIRECTORY_PREFIX).partition("-")[0])
-        if not path.is_symlink() and path.stat().st_uid == os.getuid() and not _exists(pid):
-            shutil.rmtree(path, ignore_errors=True)
+        pid = path.name.removeprefix(DIRECTORY_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not _exists(int(pid)) and path.lstat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)  # follows no link
 
 
 def _exists(pid: int) -> bool:
