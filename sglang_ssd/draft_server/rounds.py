@@ -1,0 +1,215 @@
+"""Answering rounds: look every outcome up, reply with what is there, draft what was missed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_ssd.draft_server.cache import SpeculationCache
+from sglang_ssd.draft_server.growth import Drafter
+from sglang_ssd.draft_server.session import Session
+from sglang_ssd.draft_server.sessions import Sessions
+from sglang_ssd.draft_server.target import Target
+from sglang_ssd.policy.waiting import best_depth
+from sglang_ssd.protocol import BadFrame, Outcome, Outcomes, Speculation, pack_tokens, unpack_tokens
+
+PATH_ROWS = 16
+"""More missing tokens than this, or 2(K+1), are run as a prefill chunk instead of decode rows."""
+
+
+@dataclass(eq=False)
+class Round:
+    """An Outcomes message, or what is left of it: a row goes when a newer outcome of its session arrives."""
+
+    target: Target
+    number: int
+    fallback: tuple[str, ...]
+    rows: dict[int, Outcome]
+
+    def rule(self, missed: int) -> str:
+        """How to answer a round with so many missed rows."""
+        if not self.target.grows:
+            return "jit"
+        return self.fallback[min(missed, len(self.fallback)) - 1] if self.fallback else "none"
+
+
+@dataclass(eq=False)
+class Draft:
+    """A session whose answer is being drafted: until its chain has ``goal`` tokens."""
+
+    session: Session
+    round: Round
+    source: str
+    goal: int
+
+
+class Rounds:
+    """The rounds that wait, and the drafts that run. ``reply`` sends answers of one round."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        cache: SpeculationCache,
+        drafter: Drafter,
+        reply: Callable[[Round, list[Speculation]], None],
+    ) -> None:
+        self._sessions, self._cache, self._drafter, self._reply = sessions, cache, drafter, reply
+        self._waiting: list[Round] = []
+        self._drafts: dict[Session, Draft] = {}
+        self.stale = 0
+        """Outcomes that belong to nothing we know."""
+
+    @property
+    def drafting(self) -> bool:
+        """Whether an answer waits for a draft step."""
+        return bool(self._drafts)
+
+    def add(self, target: Target, message: Outcomes, now: float) -> None:
+        """Take a round in. Older outcomes of the same sessions will never be answered."""
+        rows = {row.session: row for row in message.rows}
+        for earlier in self._waiting:
+            if earlier.target is target:
+                for number in rows:
+                    earlier.rows.pop(number, None)
+        for number in rows:
+            session = self._sessions.find(target, number)
+            if session is not None:
+                session.seen_at = now
+                self._drafts.pop(session, None)
+        target.verify_us = message.verify_us or target.verify_us
+        self._waiting.append(Round(target, message.round, message.fallback, rows))
+
+    def answer(self) -> None:
+        """Answer every round that may be answered now."""
+        waiting = [round_ for round_ in self._waiting if self._sessions.knows(round_.target)]
+        due = [round_ for round_ in waiting if self._is_due(round_)]
+        self._waiting = [round_ for round_ in waiting if round_ not in due]
+        for round_ in due:
+            self._answer(round_)
+
+    def draft(self) -> None:
+        """One step of every draft, and the answers that are complete with it."""
+        self._drafts = {session: draft for session, draft in self._drafts.items() if session.row is not None}
+        before = {session: len(session.chain) for session in self._drafts}
+        self._drafter.draft(list(before))
+        over = [d for d in self._drafts.values() if len(d.session.chain) in (d.goal, before[d.session])]
+        for draft in over:
+            del self._drafts[draft.session]
+        by_round: dict[Round, list[Speculation]] = defaultdict(list)
+        for draft in over:
+            by_round[draft.round].append(_speculation(draft.session, draft.source))
+        for round_, rows in by_round.items():
+            self._reply(round_, rows)
+
+    def growing(self) -> list[Session]:
+        """The sessions whose trees may grow now."""
+        return [s for s in self._cache.sessions if s.target.grows and not s.prefilling and s not in self._drafts]
+
+    def _is_due(self, round_: Round) -> bool:
+        """With wait=full a round is answered when the tree of every session in it stands."""
+        if not round_.target.waits:
+            return True
+        sessions = (self._sessions.find(round_.target, number) for number in round_.rows)
+        return all(_is_settled(session) for session in sessions if session is not None)
+
+    def _answer(self, round_: Round) -> None:
+        replies, missed = [], []
+        for outcome in round_.rows.values():
+            found = self._look_up(round_, outcome)
+            if isinstance(found, Draft):
+                self._drafts[found.session] = found
+                if found.source == "jit":
+                    missed.append(found)
+            elif found is not None:
+                replies.append(found)
+        replies += self._fall_back(round_, missed)
+        if replies:
+            self._reply(round_, replies)
+
+    def _fall_back(self, round_: Round, missed: list[Draft]) -> list[Speculation]:
+        """Apply the round's rule to the missed rows; answers for those that are not drafted."""
+        if missed and round_.rule(len(missed)) == "jit":
+            for draft in missed:
+                draft.goal = self._depth(draft.session, 0, draft.goal, len(missed))
+            missed = [draft for draft in missed if not draft.goal]
+        for draft in missed:
+            del self._drafts[draft.session]
+        return [_speculation(draft.session, "none") for draft in missed]
+
+    def _look_up(self, round_: Round, outcome: Outcome) -> Speculation | Draft | None:
+        """The answer to one outcome, or the draft that makes it; None when it is stale."""
+        session = self._sessions.find(round_.target, outcome.session)
+        if session is None or outcome.epoch > session.epoch:
+            return self._unknown(outcome)
+        if outcome.epoch < session.epoch:
+            self.stale += 1
+            return None
+        tokens = self._news(session, outcome)
+        if tokens is None:
+            self._sessions.close(session.target, session.number)
+            return self._unknown(outcome)
+        self._observe(session, outcome, tokens)
+        session.remaining = outcome.remaining
+        useful = max(0, min(session.target.num_steps, outcome.remaining - 1))
+        room = self._cache.context_length - session.length - len(tokens)
+        needed = max(0, min(useful, room))
+        chain = self._cache.advance(session, tokens, needed if session.target.grows else 0)
+        if session.row is None or not self._has_path(session):
+            return _speculation(session, "none")
+        if useful and len(chain) == useful:
+            return _speculation(session, "hit")
+        if chain:
+            goal = self._depth(session, len(chain), needed, 1) if not session.target.waits else len(chain)
+            return Draft(session, round_, "partial", goal) if goal > len(chain) else _speculation(session, "partial")
+        return Draft(session, round_, "jit", needed) if needed else _speculation(session, "none")
+
+    def _has_path(self, session: Session) -> bool:
+        """Whether the session's text has KV but for a few tokens; otherwise it goes (back) to prefill."""
+        if session.missing > max(PATH_ROWS, 2 * (session.target.num_steps + 1)):
+            session.prefilling = True
+        return not session.prefilling
+
+    def _news(self, session: Session, outcome: Outcome) -> list[int] | None:
+        """The tokens that we do not have yet, at least one; None when the outcome does not continue our text."""
+        behind = session.length - outcome.base
+        try:
+            vocab_size = 2**31 if session.hopeless else session.target.vocab_size
+            tokens: list[int] = unpack_tokens(outcome.tokens, vocab_size).tolist()
+        except BadFrame:
+            return None
+        if outcome.base < 1 or not 0 <= behind < len(tokens) or tokens[:behind] != session.tokens[outcome.base :]:
+            return None
+        return tokens[behind:]
+
+    def _unknown(self, outcome: Outcome) -> Speculation:
+        """Base 0: the target must send its tokens again, under a new epoch."""
+        self.stale += 1
+        return Speculation(outcome.session, outcome.epoch, 0, "none", b"")
+
+    def _observe(self, session: Session, outcome: Outcome, tokens: list[int]) -> None:
+        """Learn from an outcome of the chain we served; a late or coalesced round says nothing about it."""
+        verified = min(outcome.verified_len, len(session.chain))
+        if outcome.base == session.length and len(tokens) - 1 <= verified:
+            session.target.planner.acceptance.observe(len(tokens) - 1, verified)
+
+    def _depth(self, session: Session, ready: int, limit: int, rows: int) -> int:
+        """How many tokens to answer with, at least ``ready``."""
+        target = session.target
+        if target.waits or not target.grows:
+            return limit
+        rate, step_us = target.planner.acceptance.rate, self._drafter.clock.estimate(rows)
+        return best_depth(ready, limit, rate, target.verify_us, step_us)
+
+
+def _is_settled(session: Session) -> bool:
+    if session.row is None:
+        return True
+    stands = not session.target.grows or (session.growth is not None and session.growth.complete)
+    return stands and not session.prefilling
+
+
+def _speculation(session: Session, source: str) -> Speculation:
+    """An answer with the session's chain; an empty one is ``none`` whatever was tried."""
+    source = source if session.chain else "none"
+    return Speculation(session.number, session.epoch, session.length, source, pack_tokens(session.chain))

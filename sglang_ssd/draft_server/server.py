@@ -1,0 +1,218 @@
+"""The engine thread: take in what came, answer, then one step of drafting, then one chunk of prefill, and again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from sglang_ssd.draft_server.cache import SpeculationCache
+from sglang_ssd.draft_server.engine import DraftEngine
+from sglang_ssd.draft_server.growth import Drafter
+from sglang_ssd.draft_server.rounds import Round, Rounds
+from sglang_ssd.draft_server.seldom import Seldom
+from sglang_ssd.draft_server.session import Session
+from sglang_ssd.draft_server.sessions import Sessions
+from sglang_ssd.draft_server.socket import Mail
+from sglang_ssd.draft_server.target import Target, refusal
+from sglang_ssd.protocol import (
+    BadFrame,
+    Close,
+    Hello,
+    Outcomes,
+    Ping,
+    Prefill,
+    Refused,
+    Reset,
+    Speculation,
+    Speculations,
+    ToDraft,
+    ToTarget,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+"""Silence after which the server looks after itself: expiry, and the check of every slot's owner."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this draft server is, as its Welcome says."""
+
+    boot: int
+    draft: str
+    fingerprint: str
+    max_sessions: int
+    prefill_chunk: int = 256
+
+
+class Mailbox(Protocol):
+    """The engine thread's side of :class:`~sglang_ssd.draft_server.socket.Door`."""
+
+    figures: dict[str, int]
+    busy_since: float | None
+    heard: dict[bytes, float]
+
+    def receive(self, timeout_s: float) -> tuple[list[Mail], bool]:
+        """All mail, and whether to stop."""
+
+    def send(self, identity: bytes, message: ToTarget) -> None:
+        """To one target."""
+
+
+class DraftServer:
+    """One draft model for any number of targets. All methods run on one thread, which owns the engine."""
+
+    def __init__(
+        self, engine: DraftEngine, mailbox: Mailbox, offer: Offer, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._mailbox, self._offer, self._now = engine, mailbox, offer, now
+        self.cache = SpeculationCache(engine)
+        self.drafter = Drafter(self.cache)
+        sessions = min(offer.max_sessions, max(1, engine.limits.rows // 2))
+        self._branch_rows = engine.limits.rows - sessions
+        self.sessions = Sessions(self.cache, sessions)
+        self.rounds = Rounds(self.sessions, self.cache, self.drafter, self._reply)
+        self._turns = count(1)
+        self._quiet = Seldom(logger, now)
+        self._stale = self._bad_blocks = self._prefilled = 0
+        self._looked_after = now()
+
+    def run(self) -> None:
+        """Serve until the mail ends."""
+        busy = False
+        while True:
+            mail, over = self._mailbox.receive(0 if busy else IDLE_S)
+            if over:
+                return
+            self._mailbox.busy_since = self._now()
+            for identity, message in mail:
+                self.handle(identity, message)
+            busy = self.turn()
+            if not (busy or mail) or self._now() - self._looked_after > 10 * IDLE_S:
+                self.look_after(check=not busy)
+            self._mailbox.figures = self.figures()
+            self._mailbox.busy_since = None
+
+    def turn(self) -> bool:
+        """Answer what can be answered, then one unit of work; False when there was none."""
+        self.rounds.answer()
+        if self.rounds.drafting:
+            self.rounds.draft()
+            self._take_off_starved()
+            return True
+        growing = self.rounds.growing()
+        grew = bool(growing) and self.drafter.grow(growing, self._branch_rows // len(growing))
+        self._take_off_starved()
+        prefilled = self._prefill()
+        return grew or prefilled or self._grow_leaves(growing)
+
+    def look_after(self, *, check: bool) -> None:
+        """Close what has been silent for too long; with ``check``, see that every slot has one owner."""
+        self._looked_after = self._now()
+        self.sessions.expire(self._looked_after, self._mailbox.heard)
+        if check:
+            self.cache.check()
+
+    def handle(self, identity: bytes, message: ToDraft) -> None:
+        """Take one message in; whatever is wrong with it is counted and ends here."""
+        if isinstance(message, Hello):
+            self._greet(identity, message)
+            return
+        target = self.sessions.targets.get(identity)
+        if isinstance(message, Ping) or target is None or message.boot != self._offer.boot:
+            self._stale += 1
+            if self._quiet.allows(f"stale {identity.hex()}"):
+                again = Refused("this draft server does not know you (any more); say Hello again", hello_again=True)
+                self._mailbox.send(identity, again)
+            return
+        match message:
+            case Prefill():
+                self._open(target, message)
+            case Outcomes():
+                self.rounds.add(target, message, self._now())
+            case Close(_, numbers):
+                self.sessions.close(target, *numbers)
+            case Reset():
+                self.sessions.clear(target)
+                self.cache.tree.forget()
+
+    def figures(self) -> dict[str, int]:
+        """What Pong reports, from the engine thread's side."""
+        tree, totals = self.cache.tree, [target.totals for target in self.sessions.targets.values()]
+        return {
+            "targets": len(self.sessions.targets),
+            "sessions": len(self.sessions),
+            "sessions_with_row": len(self.cache.sessions),
+            "slots": tree.capacity,
+            "slots_free": tree.free,
+            "slots_cached": tree.nodes,
+            "evictions": tree.evictions,
+            "branches_shed": self.drafter.shed,
+            "stale_frames": self._stale + self.rounds.stale,
+            "bad_blocks": self._bad_blocks,
+            "prefill_tokens": self._prefilled,
+            "forwards": sum(each.forwards for each in totals),
+            "rows": sum(each.rows for each in totals),
+            "path_rows": sum(each.path_rows for each in totals),
+            "forward_us": sum(each.forward_us for each in totals),
+        }
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        limits = self._engine.limits
+        reason = refusal(hello, limits.vocab_size, self._offer.fingerprint)
+        if reason:
+            self._quiet.warn("refused", f"refused target {hello.target!r}: {reason}")
+            self._mailbox.send(identity, Refused(reason))
+            return
+        self.sessions.welcome(Target.of(identity, hello, limits.vocab_size))
+        logger.info("drafting for %s: K=%d, mode %s, wait %s", hello.target, hello.num_steps, hello.mode, hello.wait)
+        offer = self._offer
+        welcome = Welcome(offer.boot, offer.draft, limits.vocab_size, limits.context_length, limits.slots)
+        self._mailbox.send(identity, welcome)
+
+    def _open(self, target: Target, message: Prefill) -> None:
+        try:
+            session = self.sessions.open(target, message, self._now())
+        except BadFrame as error:
+            self._bad_blocks += 1
+            self._quiet.warn("block", f"dropped a Prefill: {error}")
+            return
+        if session is None:
+            self._stale += 1
+
+    def _reply(self, round_: Round, rows: list[Speculation]) -> None:
+        answer = Speculations(self._offer.boot, round_.number, tuple(rows), round_.target.totals.build())
+        self._mailbox.send(round_.target.identity, answer)
+
+    def _prefill(self) -> bool:
+        """One chunk for the next session in turn; False when no text is waiting."""
+        waiting = [session for session in self.cache.sessions if session.prefilling]
+        if not waiting:
+            return False
+        session = min(waiting, key=lambda one: one.chunk_turn)
+        session.chunk_turn = next(self._turns)
+        self.cache.descend(session)
+        tokens = min(session.missing - 1, self._offer.prefill_chunk)
+        if tokens > 0:
+            self._prefilled += tokens
+            if not self.cache.extend(session, tokens):
+                self.cache.close(session)
+        session.prefilling = session.missing > 1
+        return True
+
+    def _grow_leaves(self, growing: list[Session]) -> bool:
+        """With time left, let finished trees run their leaves; not with wait=full, which must be repeatable."""
+        planned = [self.drafter.grow_leaves(session) for session in growing if not session.target.waits]
+        return any(planned)
+
+    def _take_off_starved(self) -> None:
+        """Sessions whose text found no slot keep no row until another session ends."""
+        for session in self.drafter.starved:
+            self.cache.close(session)
+        self.drafter.starved.clear()

@@ -1,0 +1,74 @@
+"""One target as the draft server knows it: what it asked for, and how its rounds went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sglang_ssd.config import MAX_NUM_STEPS
+from sglang_ssd.policy.fan_out import GeometricPlanner, Planner
+from sglang_ssd.protocol import PROTOCOL_VERSION, Build, Hello
+
+_PADDING = 1024
+"""Vocabularies of one unknown tokenizer may differ by this much: output layers are padded to round sizes."""
+
+
+@dataclass
+class Totals:
+    """Running totals of the forwards made for one target; see protocol.Build."""
+
+    forwards: int = 0
+    rows: int = 0
+    path_rows: int = 0
+    forward_us: int = 0
+
+    def build(self) -> Build:
+        """As they go over the wire."""
+        return Build(self.forwards, self.rows, self.path_rows, self.forward_us)
+
+
+@dataclass(eq=False)
+class Target:
+    """The terms of one Hello. ``vocab_size`` is what both sides have in common."""
+
+    identity: bytes
+    name: str
+    num_steps: int
+    vocab_size: int
+    fan_out: int
+    grows: bool
+    waits: bool
+    planner: Planner = field(default_factory=GeometricPlanner)
+    totals: Totals = field(default_factory=Totals)
+    verify_us: int = 0
+
+    @classmethod
+    def of(cls, identity: bytes, hello: Hello, vocab_size: int) -> Target:
+        """The terms that ``hello`` (checked by :func:`refusal`) asks for."""
+        return cls(
+            identity=identity,
+            name=hello.target,
+            num_steps=hello.num_steps,
+            vocab_size=min(hello.vocab_size, vocab_size),
+            fan_out=hello.fan_out,
+            grows=hello.mode == "ssd",
+            waits=hello.wait == "full",
+        )
+
+
+def refusal(hello: Hello, vocab_size: int, fingerprint: str) -> str:
+    """Why this draft (its vocabulary and tokenizer fingerprint) cannot serve ``hello``; '' when it can."""
+    if hello.version != PROTOCOL_VERSION:
+        return f"the target speaks protocol version {hello.version}, this draft server {PROTOCOL_VERSION}"
+    known = bool(hello.fingerprint and fingerprint)
+    if known and hello.fingerprint != fingerprint:
+        return "the target's tokenizer gives other ids than the draft's: use a draft with the same tokenizer"
+    padding = abs(hello.vocab_size - vocab_size)
+    if hello.vocab_size < 1 or (not known and padding > _PADDING):
+        return f"the target's vocabulary has {hello.vocab_size} tokens, the draft's {vocab_size}"
+    if hello.verify != "coupled":
+        return f"verify mode {hello.verify!r} is not one that this draft server drafts for (coupled)"
+    if hello.mode not in {"ssd", "sync"} or hello.wait not in {"auto", "full"}:
+        return f"mode {hello.mode!r} with wait {hello.wait!r} is unknown here"
+    if not 1 <= hello.num_steps <= MAX_NUM_STEPS or hello.fan_out < 1:
+        return f"{hello.num_steps} draft tokens with fan-out {hello.fan_out} is outside what can be drafted"
+    return ""
