@@ -24,6 +24,7 @@ from sglang_ssd.config import ConfigError
 from sglang_ssd.launcher import arguments as command_line
 from sglang_ssd.launcher import checks
 from sglang_ssd.launcher.arguments import Arguments
+from sglang_ssd.launcher.checkpoint import local_checkpoint
 from sglang_ssd.launcher.draft import draft_child, endpoint_in
 from sglang_ssd.launcher.placement import Placement, make_room, place
 from sglang_ssd.launcher.summary import Running, summary
@@ -76,6 +77,7 @@ def _plan(argv: list[str]) -> Plan:
     checks.check_supported(arguments)
     checks.check_models(arguments)
     _load_plugin()
+    _fetch_draft(arguments)
     arguments = command_line.complete(arguments, on_cpu=not cpu.has_gpu())
     placement = place(arguments.server, arguments.config.draft_device, _count_gpus())
     return Plan(_fit(arguments, placement), placement, stand_in)
@@ -105,6 +107,15 @@ def _with_demo_pair(argv: list[str]) -> tuple[list[str], bool]:
     # First, so that a draft on the command line wins.
     models = ["--model-path", str(pair.target), "--speculative-draft-model-path", str(pair.draft)]
     return models + argv, pair.stand_in
+
+
+def _fetch_draft(arguments: Arguments) -> None:
+    """SGLang fetches the target itself; our draft server wants a folder."""
+    server = arguments.server
+    if arguments.speculates and arguments.config.endpoint is None:
+        server.speculative_draft_model_path = local_checkpoint(
+            server.speculative_draft_model_path, server.speculative_draft_model_revision
+        )
 
 
 def _count_gpus() -> int:

@@ -12,6 +12,8 @@ from sglang_ssd.launcher.placement import Placement
 from sglang_ssd.supervisor import PIPE, Child
 
 SOCKET_NAME = "draft.sock"
+_DTYPES = {"float": "float32", "float32": "float32", "bfloat16": "bfloat16"}
+"""SGLang's names for what the draft server can do too; with any other it keeps the checkpoint's own."""
 
 
 def draft_child(arguments: Arguments, placement: Placement, directory: Path) -> Child:
@@ -41,7 +43,7 @@ def _options(arguments: Arguments, placement: Placement, directory: Path) -> lis
         "--endpoint": endpoint_in(directory),
         "--engine": config.draft_engine,
         "--device": placement.draft_device,
-        "--dtype": None if server.dtype == "auto" else server.dtype,
+        "--dtype": _DTYPES.get(server.dtype),
         "--max-total-tokens": config.draft_max_total_tokens,
         "--max-sessions": server.max_running_requests,
         "--context-length": server.context_length,

@@ -93,9 +93,9 @@ def test_a_model_without_a_draft_is_refused(tmp_path: Path) -> None:
 
 def test_missing_models_are_refused(tmp_path: Path) -> None:
     target = model(tmp_path / "t", VOCABULARY, 3)
-    with pytest.raises(ConfigError, match="^--model-path"):
+    with pytest.raises(ConfigError, match=r"^--model-path"):
         checks.check_models(parse_models(tmp_path / "nothing", target))
-    with pytest.raises(ConfigError, match="^--speculative-draft-model-path"):
+    with pytest.raises(ConfigError, match=r"^--speculative-draft-model-path"):
         checks.check_models(parse_models(target, tmp_path / "nothing"))
     with pytest.raises(ConfigError, match=r"config\.json"):
         checks.check_models(parse_models(tmp_path, target))
