@@ -28,6 +28,8 @@ class SpeculationCache:
         self.context_length = engine.limits.context_length
         self.sessions: dict[Session, None] = {}
         """Those that have a row."""
+        self.extended = 0
+        """Tokens run as prefill chunks."""
 
     def forward(self) -> Forward:
         """An empty forward."""
@@ -106,6 +108,7 @@ class SpeculationCache:
             self.table.flush()
             self.engine.extend(row_of(session), start, np.array(chunk[: len(nodes)], dtype=np.int64), slots)
             self.move_tip(session, nodes[-1])
+            self.extended += len(nodes)
         return len(nodes) == len(chunk)
 
     def drop_branches(self, session: Session) -> None:

@@ -65,6 +65,15 @@ class Drafter:
             branch.todo = 1
         return bool(growth.live)
 
+    def shed_branch(self) -> bool:
+        """Give up one branch of the session that has most: text goes before guesses."""
+        growths = [session.growth for session in self._cache.sessions if session.growth is not None]
+        largest = max(growths, key=lambda growth: len(growth.done) + len(growth.live), default=None)
+        if largest is None or not largest.branches():
+            return False
+        self._give_up((largest.live or largest.done).pop())
+        return True
+
     def _plan(self, session: Session, budget: int) -> Growth:
         """Choose fan-outs; a position from which nothing can be drafted is left out."""
         chain = len(session.chain)
@@ -100,12 +109,12 @@ class Drafter:
         """Forward.visit on the session's own row; branches go when slots are short."""
         while True:
             child = forward.visit(session, row_of(session), session.last, token, path=path, guess=guess)
-            if child is not None or not self._shed_any():
+            if child is not None or not self.shed_branch():
                 return child
 
     def _ask(self, forward: Forward, session: Session, node: Node, *, path: bool) -> bool:
         while not forward.ask(session, row_of(session), node, path=path):
-            if not self._shed_any():
+            if not self.shed_branch():
                 return False
         return True
 
@@ -185,15 +194,6 @@ class Drafter:
         if growth.leaves or growth.live[-1] is asking:
             return False
         self._give_up(growth.live.pop())
-        return True
-
-    def _shed_any(self) -> bool:
-        """Give up one branch of the session that has most: text goes before guesses."""
-        growths = [session.growth for session in self._cache.sessions if session.growth is not None]
-        largest = max(growths, key=lambda growth: len(growth.done) + len(growth.live), default=None)
-        if largest is None or not largest.branches():
-            return False
-        self._give_up((largest.live or largest.done).pop())
         return True
 
     def _give_up(self, branch: Branch) -> None:

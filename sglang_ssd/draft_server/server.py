@@ -80,7 +80,7 @@ class DraftServer:
         self.rounds = Rounds(self.sessions, self.cache, self.drafter, self._reply)
         self._turns = count(1)
         self._quiet = Seldom(logger, now)
-        self._stale = self._bad_blocks = self._prefilled = 0
+        self._stale = self._bad_blocks = 0
         self._looked_after = now()
 
     def run(self) -> None:
@@ -107,7 +107,7 @@ class DraftServer:
             self._take_off_starved()
             return True
         growing = self.rounds.growing()
-        grew = bool(growing) and self.drafter.grow(growing, self._branch_rows // len(growing))
+        grew = bool(growing) and self.drafter.grow(growing, self._branch_rows // len(self.cache.sessions))
         self._take_off_starved()
         prefilled = self._prefill()
         return grew or prefilled or self._grow_leaves(growing)
@@ -156,7 +156,7 @@ class DraftServer:
             "branches_shed": self.drafter.shed,
             "stale_frames": self._stale + self.rounds.stale,
             "bad_blocks": self._bad_blocks,
-            "prefill_tokens": self._prefilled,
+            "prefill_tokens": self.cache.extended,
             "forwards": sum(each.forwards for each in totals),
             "rows": sum(each.rows for each in totals),
             "path_rows": sum(each.path_rows for each in totals),
@@ -198,11 +198,11 @@ class DraftServer:
         session = min(waiting, key=lambda one: one.chunk_turn)
         session.chunk_turn = next(self._turns)
         self.cache.descend(session)
-        tokens = min(session.missing - 1, self._offer.prefill_chunk)
-        if tokens > 0:
-            self._prefilled += tokens
-            if not self.cache.extend(session, tokens):
+        end = session.tip.position + min(session.missing - 1, self._offer.prefill_chunk)
+        while (left := end - session.tip.position) > 0:
+            if not self.cache.extend(session, left) and not self.drafter.shed_branch():
                 self.cache.close(session)
+                return True
         session.prefilling = session.missing > 1
         return True
 
