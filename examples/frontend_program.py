@@ -8,16 +8,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-import sglang_ssd  # noqa: F401 - makes sglang importable where there is no GPU
+import sglang_ssd  # noqa: F401 - first: it makes sglang importable where there is no GPU
+
 import sglang as sgl  # isort: skip
+
+if TYPE_CHECKING:
+    from sglang.lang.interpreter import ProgramState
 
 SIDES = ("for", "against")
 
 
 @sgl.function
-def debate(s: Any, topic: str, max_tokens: int) -> None:
+def debate(s: ProgramState, topic: str, max_tokens: int) -> None:
     s += f"A short debate about {topic}.\n"
     branches = s.fork(len(SIDES))  # both continue the same prefix, at the same time
     for branch, side in zip(branches, SIDES, strict=True):

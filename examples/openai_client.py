@@ -14,7 +14,9 @@ from typing import Any
 
 from openai import OpenAI
 
-MESSAGES: Any = [{"role": "user", "content": "Explain in two sentences what a cache is."}]
+Request = dict[str, Any]
+
+MESSAGES = [{"role": "user", "content": "Explain in two sentences what a cache is."}]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     client = OpenAI(base_url=f"{arguments.base_url}/v1", api_key="none")
-    request: Any = {
+    request: Request = {
         "model": client.models.list().data[0].id,
         "messages": MESSAGES,
         "max_tokens": arguments.max_tokens,
@@ -36,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def plain(client: OpenAI, request: Any) -> str:
+def plain(client: OpenAI, request: Request) -> str:
     answer = client.chat.completions.create(**request)
     return answer.choices[0].message.content or ""
 
 
-def streamed(client: OpenAI, request: Any) -> str:
+def streamed(client: OpenAI, request: Request) -> str:
     chunks = client.chat.completions.create(**request, stream=True)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
