@@ -112,8 +112,8 @@ class SGLangEngine:
 
 
 def graph_batch_sizes(rows: int) -> list[int]:
-    """Batch sizes to capture as CUDA graphs: 1, 2, 4, then steps of an eighth or less, up to ``rows`` itself."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, rows, 32)]
+    """Batch sizes to capture as CUDA graphs: each up to 8, then steps of at most a quarter, up to ``rows`` itself."""
+    sizes = [*range(1, 8), *range(8, 32, 4), *range(32, 64, 8), *range(64, 256, 16), *range(256, rows, 32)]
     return [size for size in sizes if size < rows] + [rows]
 
 
@@ -190,13 +190,14 @@ def _start_runner(settings: EngineSettings) -> Any:  # noqa: ANN401 - sglang's M
 def _server_arguments(settings: EngineSettings, device: torch.device) -> Any:  # noqa: ANN401 - sglang's ServerArgs
     from sglang.srt.server_args import ServerArgs
 
+    context_length, dtype = _fit(settings, device)
     return ServerArgs(
         model_path=settings.model_path,
         skip_tokenizer_init=True,
         device=device.type,
         base_gpu_id=device.index or 0,
-        dtype=settings.dtype,
-        context_length=settings.context_length,
+        dtype=dtype,
+        context_length=context_length,
         page_size=1,
         # SGLang makes a table of at most half as many rows as the pool has tokens.
         max_total_tokens=max(settings.slots, 2 * settings.rows),
@@ -209,6 +210,18 @@ def _server_arguments(settings: EngineSettings, device: torch.device) -> Any:  #
         cuda_graph_bs_decode=None if device.type == "cpu" else graph_batch_sizes(settings.rows),
         speculative_algorithm=None,
     )
+
+
+def _fit(settings: EngineSettings, device: torch.device) -> tuple[int, str]:
+    """Context length and dtype for this checkpoint: SGLang refuses a longer context than the checkpoint's, and takes
+    ``auto`` of a float32 checkpoint for float16, which its GPU kernels need and a CPU is slow with.
+    """
+    from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length, get_hf_text_config
+
+    config = get_hf_text_config(get_config(settings.model_path, trust_remote_code=False))
+    longest = get_context_length(config)
+    keep = settings.dtype == "auto" and device.type == "cpu" and config.dtype in (torch.float32, None)
+    return min(settings.context_length or longest, longest), "float32" if keep else settings.dtype
 
 
 def _attention_backend(device: torch.device) -> str | None:

@@ -11,12 +11,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Rows
+from sglang_ssd.draft_server.engine_sglang import (
+    UnsupportedModel,
+    _check_pools,
+    _server_arguments,
+    graph_batch_sizes,
+)
+from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.sampling.candidates import best_candidates
 from tests.models import make_llama
 
@@ -232,6 +241,29 @@ def test_sampled_rows_rank_by_the_shared_noise(engine: RemoteEngine, reference) 
     np.testing.assert_allclose(candidates.scores[0, :8], scores[0, :8], atol=10 * TOLERANCE)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_it_agrees_with_the_torch_engine(engine: RemoteEngine, model: Path, seed: int) -> None:
+    """The same random life of a tree in both: forks of forks, rows of one sequence, slots reused."""
+    other = TorchEngine(_settings(model))
+    rng = np.random.default_rng(seed)
+    prompt = _tokens(12, seed)
+    length, free = [12] + [0] * (ROWS - 1), rng.permutation(np.arange(13, SLOTS + 1)).tolist()
+    for each in (engine, other):
+        each.extend(0, 0, _ints(prompt), np.arange(1, 13))
+    for _ in range(12):
+        source, target = rng.choice(np.flatnonzero(length)), rng.integers(1, ROWS)
+        kept = int(rng.integers(1, length[source] + 1))
+        if source != target:
+            for each in (engine, other):
+                each.fork(_ints([source]), _ints([kept]), _ints([target]))
+            length[target] = kept
+        grown = int(rng.integers(1, 5))
+        positions = range(length[target], length[target] + grown)
+        batch = _rows([target] * grown, positions, rng.integers(4, VOCAB, grown), [free.pop() for _ in positions])
+        length[target] += grown
+        _assert_close(_log_probs(engine.decode(batch)), _log_probs(other.decode(batch)))
+
+
 def test_bfloat16_with_a_shorter_context(model: Path, reference) -> None:
     tokens = _tokens(20, seed=15)
     with _pool() as pool:
@@ -241,3 +273,43 @@ def test_bfloat16_with_a_shorter_context(model: Path, reference) -> None:
         candidates = engine.decode(_rows([0], [19], tokens[19:], [20]))
     expected = reference(tokens)[-1][torch.from_numpy(candidates.ids[0])]
     np.testing.assert_allclose(candidates.scores[0], expected, atol=0.15)
+
+
+def test_it_asks_for_no_more_than_the_checkpoint_has(model: Path) -> None:
+    arguments = _server_arguments(_settings(model, dtype="auto", context_length=10 * CONTEXT), torch.device("cpu"))
+    assert (arguments.dtype, arguments.context_length) == ("float32", CONTEXT)
+    arguments = _server_arguments(_settings(model, dtype="bfloat16", context_length=None), torch.device("cpu"))
+    assert (arguments.dtype, arguments.context_length) == ("bfloat16", CONTEXT)
+    assert arguments.speculative_algorithm is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"page_size": 64}, "needs pages of 64"),
+        ({"req_to_token_pool": SimpleNamespace(size=ROWS)}, "a state per sequence"),
+        ({"is_hybrid_swa": True}, "does not lie in one pool"),
+        ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "does not lie in one pool"),
+        ({"req_to_token_pool": ReqToTokenPool(ROWS - 1, 16, "cpu", False)}, "gets 7 rows of the 8"),
+    ],
+)
+def test_models_whose_slots_cannot_be_owned_are_refused(model: Path, changes: dict, reason: str) -> None:
+    fitting = {
+        "page_size": 1,
+        "req_to_token_pool": ReqToTokenPool(ROWS, 16, "cpu", False),
+        "is_hybrid_swa": False,
+        "model_config": SimpleNamespace(is_encoder_decoder=False),
+    }
+    _check_pools(SimpleNamespace(**fitting), _settings(model))
+    with pytest.raises(UnsupportedModel, match=reason):
+        _check_pools(SimpleNamespace(**(fitting | changes)), _settings(model))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 64, 100, 1000])
+def test_graphs_cover_every_batch_size(rows: int) -> None:
+    sizes = graph_batch_sizes(rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == rows
+    for batch in range(1, rows + 1):
+        padded = next(size for size in sizes if size >= batch)
+        assert padded - batch <= max(3, batch / 4)
