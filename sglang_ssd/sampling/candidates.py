@@ -33,8 +33,11 @@ def best_candidates(
     greedy = temperatures <= 0
     scale = torch.where(greedy, torch.ones_like(temperatures), temperatures)
     log_q = torch.log_softmax(logits.float() / scale[:, None], dim=-1)
-    scores, ids = log_q.topk(min(max(SHORTLIST, count), logits.shape[-1]), dim=-1)
-    if not bool(greedy.all()):
+    # Asking a GPU would stall its queue, and noise for a shortlist costs it nothing; a CPU saves the longer sort.
+    sampling = logits.device.type != "cpu" or not bool(greedy.all())
+    shortlist = max(SHORTLIST, count) if sampling else count
+    scores, ids = log_q.topk(min(shortlist, logits.shape[-1]), dim=-1)
+    if sampling:
         noise = gumbel(noise_bits(seeds, positions, scrambled_ids(ids))).to(scores.dtype)
         scores = torch.where(greedy[:, None], scores, scores + noise)
     top, order = scores.topk(count, dim=-1)
