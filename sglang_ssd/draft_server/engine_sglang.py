@@ -79,10 +79,8 @@ class SGLangEngine:
         rows = np.full(count, row + 1)
         rows_, positions, tokens_, slots_ = self._to_device(rows, np.arange(start, start + count), tokens, slots)
         self._enter(rows_, positions, slots_)
-        lengths = torch.tensor([start + count])
-        self._forward(
-            _batch(rows_[:1], lengths, tokens_, slots_, positions, **_extend_fields(start, count, self._device))
-        )
+        fields = _extend_fields(start, count, self._device)
+        self._forward(_batch(rows_[:1], torch.tensor([start + count]), tokens_, slots_, positions, **fields))
 
     def _decode_part(self, batch: Rows, part: slice) -> Tensor:
         """Candidates of some rows in one float64 tensor [B, 2M], ids then scores: one copy to the host suffices."""
@@ -122,15 +120,15 @@ def _batch(rows: Tensor, lengths: Tensor, tokens: Tensor, slots: Tensor, positio
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    device = rows.device
+    on_device = positions[-len(rows) :] + 1  # of a chunk, the last token's; saves a copy
     return ForwardBatch(
         forward_mode=ForwardMode.EXTEND if extend else ForwardMode.DECODE,
         batch_size=len(rows),
         input_ids=tokens,
         req_pool_indices=rows,
-        seq_lens=lengths.to(device),
+        seq_lens=on_device,
         seq_lens_cpu=lengths,
-        orig_seq_lens=lengths.to(device, torch.int32),
+        orig_seq_lens=on_device.int(),
         seq_lens_sum=int(lengths.sum()),
         out_cache_loc=slots,
         positions=positions,
@@ -160,7 +158,7 @@ def _start_runner(settings: EngineSettings) -> Any:  # noqa: ANN401 - sglang's M
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import bootstrap
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
+    from sglang.srt.runtime_context import SpawnRanks, get_schedule, publish, spawn_world_rank
     from sglang.srt.utils.network import get_free_port_below_ephemeral
 
     device = torch.device(settings.device)
@@ -176,7 +174,7 @@ def _start_runner(settings: EngineSettings) -> Any:  # noqa: ANN401 - sglang's M
     bootstrap.init_layer_runtime(model_config=config)
     runner = ModelRunner(
         model_config=config,
-        mem_fraction_static=arguments.mem_fraction_static,
+        mem_fraction_static=get_schedule().mem_fraction_static,
         gpu_id=gpu,
         nccl_port=port,
         server_args=arguments,
