@@ -259,15 +259,15 @@ class DraftClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue for a peer that is there, not for one that may come
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._wake_fd):
             self._poller.register(source, zmq.POLLIN)
         self._socket.connect(self._endpoint)
-        self._say_hello()
 
     def _disconnect(self) -> None:
         self._socket.disable_monitor()
@@ -321,15 +321,16 @@ class DraftClient:
         self._connect()
 
     def _watch(self) -> None:
-        recv_monitor_message(self._monitor)
-        if self._welcome is not None:
+        if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._say_hello()
+        elif self._welcome is not None:
             self._lose("the draft server has closed the connection")
 
     def _send(self, message: ToDraft) -> bool:
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            self.counts["draft_behind"] += 1
+            self.counts["draft_behind"] += self._welcome is not None
             return False
         return True
 

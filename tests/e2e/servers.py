@@ -5,6 +5,7 @@ Everything binds to loopback or ``ipc://`` and is ended by its process group.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(condition, timeout_s: float, what: str):  # noqa: ANN001
+def wait_until(condition, timeout_s: float, what: str):
     """The first true value of ``condition()``; fails with ``what`` after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -68,14 +69,10 @@ class Process:
         if self.child is None:
             return
         self.child.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.child.wait()
 
     def tail(self) -> str:
@@ -141,6 +138,7 @@ class DraftServer:
     log: Path
     flags: tuple[str, ...] = ()
     process: Process | None = None
+    model: Path | None = None
 
     def use(self, model: Path) -> None:
         self.stop()
@@ -148,8 +146,9 @@ class DraftServer:
         command += ["--endpoint", self.endpoint, "--engine", "torch", "--device", "cpu", "--dtype", "float32"]
         self.process = Process([*command, *self.flags], self.log)
         self.process.start()
+        self.model = model
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.stop()
-            self.process = None
+            self.process = self.model = None
