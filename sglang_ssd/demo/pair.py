@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_ssd.demo.cache import cache_home, make_once
+from sglang_ssd.demo.cache import Build, cache_home, make_once
 from sglang_ssd.demo.draft import content_id, join_draft, shipped_weights
-from sglang_ssd.demo.source import demo_gguf
+from sglang_ssd.demo.source import DemoError, demo_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def demo_pair(progress: bool = True) -> DemoPair:
 
     Raises DemoError, whose message says how to provide the weights by hand.
     """
-    target = make_once(_directory(TARGET_NAME), lambda directory: _write_target(directory, progress=progress))
+    target = _made(TARGET_NAME, lambda directory: _write_target(directory, progress=progress))
     weights = shipped_weights()
     if weights is None:
         logger.warning(
@@ -40,8 +40,8 @@ def demo_pair(progress: bool = True) -> DemoPair:
             TARGET_NAME,
         )
         return DemoPair(target, draft=target, stand_in=True)
-    directory = _directory(f"{TARGET_NAME}-draft-{content_id(weights)}")
-    return DemoPair(target, make_once(directory, lambda path: join_draft(weights, target, path)), stand_in=False)
+    name = f"{TARGET_NAME}-draft-{content_id(weights)}"
+    return DemoPair(target, _made(name, lambda directory: join_draft(weights, target, directory)), stand_in=False)
 
 
 def _write_target(directory: Path, *, progress: bool) -> None:
@@ -52,5 +52,12 @@ def _write_target(directory: Path, *, progress: bool) -> None:
         write_checkpoint(gguf_file, directory, progress=progress)
 
 
-def _directory(name: str) -> Path:
-    return cache_home() / "demo" / f"{name}-r{_RECIPE}"
+def _made(name: str, build: Build) -> Path:
+    directory = cache_home() / "demo" / f"{name}-r{_RECIPE}"
+    try:
+        return make_once(directory, build)
+    except OSError as error:
+        raise DemoError(
+            f"The demo model could not be made in {directory.parent} ({error}). "
+            "It needs 0.4 GB there, or set XDG_CACHE_HOME to another directory."
+        ) from error

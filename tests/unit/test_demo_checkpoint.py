@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -13,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sglang_ssd.demo import pair
+from sglang_ssd.demo import DemoError, pair
+from sglang_ssd.demo.cache import find_problem
 from sglang_ssd.demo.checkpoint import hf_name, unpermute, write_checkpoint
 from sglang_ssd.demo.draft import content_id, join_draft, shipped_weights
 from tests.models import make_llama
@@ -221,3 +223,29 @@ def test_without_shipped_weights_the_target_stands_in(monkeypatch: pytest.Monkey
     assert made.draft == made.target
     assert made.target.is_relative_to(tmp_path)
     assert "SmolLM2-135M-Instruct drafts for itself" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sglang-ssd").write_text("a file is in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(
+        DemoError,
+        match=f"could not be made in {tmp_path}/sglang-ssd/demo .*(File exists|Not a directory).*XDG_CACHE_HOME",
+    ):
+        pair.demo_pair(progress=False)
+
+
+def test_shipped_weights_become_the_draft(converted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    weights = tmp_path / "layers.safetensors"
+    full = load_file(converted / "model.safetensors")
+    save_file({name: weight for name, weight in full.items() if "layers.0" in name or "norm" in name}, weights)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(pair, "shipped_weights", lambda: weights)
+    monkeypatch.setattr(
+        pair, "_write_target", lambda directory, progress: shutil.copytree(converted, directory, dirs_exist_ok=True)
+    )
+    made = pair.demo_pair(progress=False)
+    assert not made.stand_in
+    assert made.draft != made.target
+    assert content_id(weights) in made.draft.name
+    assert find_problem(made.draft) is None
