@@ -160,7 +160,7 @@ class Rounds:
         if useful and len(chain) == useful:
             return _speculation(session, "hit")
         if chain:
-            goal = self._depth(session, len(chain), needed, 1) if not session.target.waits else len(chain)
+            goal = self._depth(session, len(chain), needed, 1)
             return Draft(session, round_, "partial", goal) if goal > len(chain) else _speculation(session, "partial")
         return Draft(session, round_, "jit", needed) if needed else _speculation(session, "none")
 
