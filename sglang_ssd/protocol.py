@@ -5,6 +5,10 @@ not one of these raises :class:`BadFrame` and nothing else. Token blocks are lit
 
 Lengths: a request's *length* counts its committed tokens, prompt and output, the pending bonus token
 included. ``base`` is such a length; a speculation with base ``n`` proposes the tokens at positions ``n, n+1, ...``
+
+One round may be answered by several Speculations: what was prepared at once, what is drafted on demand when it is
+done. A row with base 0 (source ``none``) says that the draft server does not know the session, or not the text that
+the outcome continues: the target sends a Prefill under a new epoch if it still wants drafts.
 """
 
 from __future__ import annotations
@@ -112,7 +116,11 @@ class Speculation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Build(msgspec.Struct, array_like=True, frozen=True):
-    """Running totals of one draft server for one target, so that any window can be computed."""
+    """Running totals of one draft server for one target, so that any window can be computed.
+
+    ``rows`` are tokens run for branches and drafts, ``path_rows`` those run because the text or the chain served had no
+    KV there yet: together all that ``forwards`` decoded. Prefill chunks are not in it.
+    """
 
     forwards: int = 0
     rows: int = 0
