@@ -13,7 +13,7 @@ import numpy as np
 
 from sglang_ssd.draft_server.engine import DraftEngine
 from sglang_ssd.draft_server.forward import Forward
-from sglang_ssd.draft_server.session import Branch, Session, row_of
+from sglang_ssd.draft_server.session import Branch, Growth, Session, row_of
 from sglang_ssd.draft_server.table import Table
 from sglang_ssd.draft_server.tree import Node, Tree
 
@@ -28,6 +28,7 @@ class SpeculationCache:
         self.context_length = engine.limits.context_length
         self.sessions: dict[Session, None] = {}
         """Those that have a row."""
+        self._over: list[tuple[Growth | None, list[Node]]] = []
         self.extended = 0
         """Tokens run as prefill chunks."""
 
@@ -51,19 +52,20 @@ class SpeculationCache:
         """Let go of everything; the text stays in the tree until its slots are needed."""
         if session.row is None:
             return
-        self.drop_branches(session)
+        self._drop_growth(session.growth)
         self._release_all(session.chain_nodes)
         session.chain, session.chain_nodes = [], []
         self.tree.release(session.tip)
         self.table.give(session.row)
         del self.sessions[session]
-        session.row, session.tip = None, self.tree.root
+        session.row, session.tip, session.growth = None, self.tree.root, None
         session.own.clear()
 
     def advance(self, session: Session, tokens: list[int], limit: int) -> list[int]:
         """Commit ``tokens`` and return the speculation that stands behind them: up to ``limit`` tokens, maybe none.
 
-        The speculation becomes the chain in flight; everything else that was in flight or prepared is freed.
+        The speculation becomes the chain in flight. Everything else that was in flight or prepared waits for
+        :meth:`sweep`, so that the answer can go out first.
         """
         session.tokens.extend(tokens)
         if session.row is None:
@@ -72,8 +74,8 @@ class SpeculationCache:
         self.descend(session)
         if not session.missing:
             self._read(session, limit)
-        self.drop_branches(session)
-        self._release_all(old_chain)
+        self._over.append((session.growth, old_chain))
+        session.growth = None
         session.own = {node: session.own[node] for node in (session.tip, *session.chain_nodes) if node in session.own}
         return session.chain
 
@@ -111,12 +113,12 @@ class SpeculationCache:
             self.extended += len(nodes)
         return len(nodes) == len(chunk)
 
-    def drop_branches(self, session: Session) -> None:
-        """Free what was prepared for the round that is over."""
-        if session.growth is not None:
-            for branch in session.growth.branches():
-                self.drop_branch(branch)
-            session.growth = None
+    def sweep(self) -> None:
+        """Free what was prepared for, or in flight in, rounds that are over."""
+        for growth, chain in self._over:
+            self._drop_growth(growth)
+            self._release_all(chain)
+        self._over.clear()
 
     def drop_branch(self, branch: Branch) -> None:
         """Free what one branch holds."""
@@ -169,6 +171,10 @@ class SpeculationCache:
                 break
             nodes.append(node)
         return nodes
+
+    def _drop_growth(self, growth: Growth | None) -> None:
+        for branch in growth.branches() if growth is not None else ():
+            self.drop_branch(branch)
 
     def _release_all(self, nodes: list[Node]) -> None:
         """Release nodes that lie below one another, deepest first."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sglang_ssd.draft_server.engine import DraftEngine, Rows
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.table import Table
-from sglang_ssd.draft_server.tree import Guesses, Node, Tree, guesses_of
+from sglang_ssd.draft_server.tree import Guesses, Node, Tree
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """One row: ``node``'s token into ``slot``, its own one or a scratch slot."""
 
     session: Session
@@ -74,8 +73,8 @@ class Forward:
         started = time.perf_counter()
         found = self._engine.decode(self._rows())
         self.micros = (time.perf_counter() - started) * 1e6
-        for entry, ids, scores in zip(self._entries, found.ids, found.scores, strict=True):
-            self._settle(entry, guesses_of(ids, scores))
+        for entry, guesses in zip(self._entries, map(Guesses, found.ids.tolist(), found.scores.tolist()), strict=True):
+            self._settle(entry, guesses)
         for totals in {id(entry.session.target): entry.session.target.totals for entry in self._entries}.values():
             totals.forwards += 1
             totals.forward_us += int(self.micros)

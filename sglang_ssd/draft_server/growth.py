@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sglang_ssd.draft_server.cache import SpeculationCache
-from sglang_ssd.draft_server.engine import Ints
 from sglang_ssd.draft_server.forward import Forward
 from sglang_ssd.draft_server.session import Branch, Growth, Session, branch_row, row_of
 from sglang_ssd.draft_server.tree import Node
@@ -137,10 +136,10 @@ class Drafter:
             self._cache.table.fork(row_of(session), session.length + k, row)
             growth.live.append(Branch(session, start, token, self._depth(session, k), row))
 
-    def _candidates(self, session: Session, k: int, ids: Ints) -> list[int]:
+    def _candidates(self, session: Session, k: int, ids: list[int]) -> list[int]:
         """Bonus tokens after exactly k accepted: never the chain's next token, which would have been accepted."""
         served = session.chain[k] if k < len(session.chain) else -1
-        return [token for token in ids.tolist() if token != served and token < session.target.vocab_size]
+        return [token for token in ids if token != served and token < session.target.vocab_size]
 
     def _descend(self, forward: Forward, growth: Growth) -> list[Branch]:
         """One token more of every live branch; returns those that need no further forward."""

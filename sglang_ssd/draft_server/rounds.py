@@ -126,6 +126,7 @@ class Rounds:
         replies += self._fall_back(round_, missed)
         if replies:
             self._reply(round_, replies)
+        self._cache.sweep()
 
     def _fall_back(self, round_: Round, missed: list[Draft]) -> list[Speculation]:
         """Apply the round's rule to the missed rows; answers for those that are not drafted."""

@@ -10,7 +10,7 @@ from sglang_ssd.draft_server.tree import Guesses, Key, Node
 UNKNOWN_REMAINING = 1 << 30
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Branch:
     """A guess at an outcome and its continuation: a table row that shares the session's entries up to its start.
 
@@ -26,7 +26,7 @@ class Branch:
     nodes: list[Node] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Growth:
     """The tree of one round: what was planned, and how far it is."""
 
@@ -48,7 +48,7 @@ class Growth:
         return [*self.done, *self.live]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Session:
     """``tokens`` is the authoritative text, the pending bonus token included; ``chain`` is what was served after it.
 
@@ -78,11 +78,11 @@ class Session:
     """When it last had a prefill chunk; the lowest is next."""
     hopeless: bool = False
     """Never drafted for in this epoch: too long, or with ids that the draft does not know."""
+    key: Key = field(init=False)
+    """What its candidates are drawn with."""
 
-    @property
-    def key(self) -> Key:
-        """What our candidates are drawn with."""
-        return (self.temperature, self.seed) if self.temperature > 0 else None
+    def __post_init__(self) -> None:
+        self.key = (self.temperature, self.seed) if self.temperature > 0 else None
 
     @property
     def length(self) -> int:

@@ -23,30 +23,25 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from sglang_ssd.draft_server.engine import Floats, Ints
 from sglang_ssd.draft_server.pool import Pool
 
 Key: TypeAlias = tuple[float, int] | None
 """What candidates were drawn with: None for greedy, else (temperature, seed)."""
 
 
-@dataclass(frozen=True)
-class Guesses:
-    """The best next tokens after one node, best first: ids [M] and scores [M]."""
+class Guesses(NamedTuple):
+    """The best next tokens after one node, best first, and their scores: M of each."""
 
-    ids: Ints
-    scores: Floats
+    ids: list[int]
+    scores: list[float]
 
     @property
     def best(self) -> int:
         """The draft's own next token."""
-        return int(self.ids[0])
+        return self.ids[0]
 
 
 class Node:
@@ -102,11 +97,11 @@ class Tree:
 
     def add(self, parent: Node, token: int, *, committed: bool) -> Node | None:
         """A new child of ``parent`` with a slot of its own, or None when no slot can be had. Hold it next."""
+        if token in parent.children:
+            raise AssertionError("two nodes for one token: this is a bug")
         slot = self._take()
         if slot is None:
             return None
-        if token in parent.children:
-            raise AssertionError("two nodes for one token: this is a bug")
         node = Node(parent, token, slot, committed)
         parent.children[token] = node
         self.nodes += 1
@@ -181,10 +176,10 @@ class Tree:
         _require(every and min(owners) == 1 and max(owners) == self.capacity, self.root, "does not own each slot once")
 
     def _take(self) -> int | None:
-        while not self._slots:
-            if not self._evict():
-                return None
-        return self._slots.take()
+        slot = self._slots.take()
+        while slot is None and self._evict():
+            slot = self._slots.take()
+        return slot
 
     def _evict(self) -> bool:
         """Remove the idle node that was left longest ago; False when there is none."""
@@ -224,8 +219,3 @@ def _is_idle(node: Node) -> bool:
 def _require(condition: bool, node: Node, what: str) -> None:
     if not condition:
         raise AssertionError(f"tree: node of token {node.token} at position {node.position} {what}")
-
-
-def guesses_of(ids: Ints, scores: Floats) -> Guesses:
-    """A copy: a view would keep the arrays of its whole forward alive."""
-    return Guesses(np.array(ids), np.array(scores))

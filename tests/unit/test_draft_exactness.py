@@ -55,7 +55,7 @@ def compare(tree, reference):
         while node.parent is not None:
             if node.guesses is not None:
                 want = log_q[node.position]
-                error = want[torch.from_numpy(node.guesses.ids)].numpy() - node.guesses.scores
+                error = want[node.guesses.ids].numpy() - node.guesses.scores
                 best = want.topk(len(node.guesses.ids)).values.numpy() - node.guesses.scores
                 worst = max(worst, float(np.abs(error).max()), float(np.abs(best).max()))
                 count += 1
@@ -73,7 +73,7 @@ def other(harness, session, kept):
     """A prepared bonus token after ``kept`` accepted drafts that is not the chain's own next token."""
     node = harness.session(session).trunk_node(kept)
     chain = harness.chains[session]
-    return next(t for t in node.guesses.ids.tolist() if t not in chain[kept : kept + 1])
+    return next(t for t in node.guesses.ids if t not in chain[kept : kept + 1])
 
 
 def play_all(harness, prompt, reference):

@@ -182,11 +182,11 @@ class DraftServerMachine(RuleBasedStateMachine):
             for node in (session.tip, *session.chain_nodes):
                 found = session.guesses(node)
                 key = key_of(session.temperature, session.seed)
-                assert found is None or found.ids.tolist() == guess(path(node), key, VOCABULARY, CANDIDATES)
+                assert found is None or found.ids == guess(path(node), key, VOCABULARY, CANDIDATES)
         for node in self.server.cache.tree.walk():
             if node.guesses is not None:
                 key = None if node.key is None else key_of(*node.key)
-                assert node.guesses.ids.tolist() == guess(path(node), key, VOCABULARY, CANDIDATES)
+                assert node.guesses.ids == guess(path(node), key, VOCABULARY, CANDIDATES)
 
     def teardown(self):
         """All sessions end: nothing is held, and a flush makes every slot free."""
