@@ -90,7 +90,7 @@ class SSDConfig:
                 type=_value_type(option),
                 default=option.default,
                 choices=option.metadata["choices"] or None,
-                help=f"{option.metadata['help']} (default: {option.default})",
+                help=option.metadata["help"] + _default_note(option.default),
             )
 
     @classmethod
@@ -126,6 +126,11 @@ def check_endpoint(endpoint: str) -> None:
 
 def _flag(name: str) -> str:
     return PREFIX + name.replace("_", "-")
+
+
+def _default_note(default: object) -> str:
+    """Nothing for None: the help says then what happens instead."""
+    return "" if default is None else f" (default: {default})"
 
 
 def _destination(name: str) -> str:

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_ssd.config import DEFAULT_NUM_STEPS, ConfigError, SSDConfig, check_num_steps
+from sglang_ssd.config import DEFAULT_NUM_STEPS, PREFIX, ConfigError, SSDConfig, check_num_steps
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -56,6 +56,9 @@ def parse(argv: list[str]) -> Arguments:
     merged = _with_config_file(argv)
     ours, rest = _own_parser().parse_known_args(merged)
     config = SSDConfig.from_arguments(ours)
+    unknown = [part.partition("=")[0] for part in rest if part.startswith(PREFIX)]
+    if unknown:
+        raise ConfigError(f"There is no option {unknown[0]}: --help lists those of SSD at its end.")
     return Arguments(config, prepare_server_args(rest), port_given=_has_flag(rest, "--port"))
 
 

@@ -177,6 +177,13 @@ def test_a_stale_ready_file_is_not_taken_for_readiness(bench: Bench) -> None:
         assert supervisor.state is ChildState.STARTING
 
 
+def test_many_lives_leave_no_file_descriptor(bench: Bench) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with bench.supervise("die"):
+        wait_until(lambda: len(bench.pids()) >= 5)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_the_child_runs_on_its_cores_and_we_stay_on_ours(bench: Bench) -> None:
     before = os.sched_getaffinity(0)
