@@ -14,6 +14,8 @@ _GAIN, _DEVIATION_GAIN, _DEVIATIONS = 1 / 8, 1 / 4, 4
 _FIRST_ALLOWANCE_S = 1.0
 _LEAST_ALLOWANCE_S = 0.005
 _LONGEST_BACK_OFF = 256
+_LOOK_EVERY = 64
+"""One round in so many waits as long as the answers take, worth it or not: a draft that has become good is noticed."""
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Deadline:
     _deviation_s: float = 0.0
     _back_off: int = 0
     _rounds_to_skip: int = 0
+    _rounds: int = 0
 
     def allowance_s(self, worth_s: float = math.inf) -> float:
         """Seconds that the coming round may wait, 0 while backing off. Call once per round.
@@ -35,9 +38,12 @@ class Deadline:
         """
         if self.patient:
             return 3600.0
+        self._rounds += 1
         if self._rounds_to_skip > 0:
             self._rounds_to_skip -= 1
             return 0.0
+        if self._rounds % _LOOK_EVERY == 0:
+            worth_s = math.inf
         measured = _FIRST_ALLOWANCE_S
         if self._mean_s is not None:
             measured = self._mean_s + _DEVIATIONS * self._deviation_s

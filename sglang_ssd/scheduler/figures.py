@@ -54,17 +54,6 @@ class Figures:
             self.verified_per_position[position] += 1
             self.accepted_per_position[position] += position < accepted
 
-    @property
-    def accepted_per_round(self) -> float:
-        """Mean accepted draft tokens of the rounds that had any; 1 before the first."""
-        rounds = self.verified_per_position[0] if self.verified_per_position else 0
-        return sum(self.accepted_per_position) / rounds if rounds else 1.0
-
-    @property
-    def verify_mean_s(self) -> float:
-        """Mean seconds of a target forward in decode; 0 before the first."""
-        return self.verify_s / self.forwards if self.forwards else 0.0
-
     def as_dict(self) -> dict[str, object]:
         """The JSON part of ``/ssd/status`` that belongs to the scheduler."""
         rounds, hits, partial, misses = self.requests.totals()

@@ -24,6 +24,7 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
+from sglang_ssd.policy.running import RunningMean
 from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, Ready
 from sglang_ssd.scheduler.draws import draws_one_wide
 from sglang_ssd.scheduler.figures import Figures
@@ -65,12 +66,13 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self._book = RequestBook(server_seed=target_worker.random_seed, num_steps=self.speculative_num_steps)
         self._pending: deque[_PendingRound] = deque()
         self._rounds = 0
-        self._full_width = bool(getattr(target_worker.model_runner, "decode_cuda_graph_runner", None))
         self.figures = Figures(
             accepted_per_position=[0] * self.speculative_num_steps,
             verified_per_position=[0] * self.speculative_num_steps,
         )
         self._deadline = self._options.deadline()
+        self._accepted = RunningMean(float(self.speculative_num_steps), gain=1 / 64)
+        self._verify_s = RunningMean(0.0, gain=1 / 16)
         self._client = self._connect(server_args)
 
     def _connect(self, server_args: Any) -> DraftClient | None:  # noqa: ANN401
@@ -137,7 +139,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         if state.retractions == state.req.retraction_count:
             return  # a later chunk of the same prefill
         state.restart()
-        if self._client is None or state.num_steps == 0 or state.remaining < _LEAST_REMAINING:
+        if state.num_steps == 0 or state.remaining < _LEAST_REMAINING:
             return
         if state.session is None:
             self._book.open_session(state)
@@ -162,9 +164,9 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         copy = HostCopy(result.next_token_ids.view(len(states), -1), result.accept_lens)
-        verify_us = int(1e6 * self.figures.verify_mean_s)
-        self._commit(states, [True] * len(states), verified, copy, verify_us=verify_us)
+        self._commit(states, [True] * len(states), verified, copy, verify_us=int(1e6 * self._verify_s.value))
         verified_at = time.perf_counter()
+        self._verify_s.observe(verified_at - collected)
         self.figures.forwards += 1
         self.figures.narrow_forwards += window.width == 1
         self.figures.wait_s += collected - collecting
@@ -189,7 +191,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             return [[] for _ in states]
         for seconds, in_time in self._client.take_answer_times():
             self._deadline.answered(seconds, in_time=in_time)
-        worth_s = self.figures.accepted_per_round * self.figures.verify_mean_s or 1.0
+        worth_s = self._accepted.value * self._verify_s.value if self._verify_s.observed else 1.0
         found, timed_out = self._client.collect(wanted, self._deadline.allowance_s(worth_s))
         if timed_out:
             self.figures.timeouts += 1
@@ -220,7 +222,8 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         """The drafts as one padded tensor, as wide as the longest row (K+1 where CUDA graphs replay that width)."""
         drafts = _agreed_on_all_ranks(drafts)
         verified = [min(len(row), limit) for row, limit in zip(drafts, limits, strict=True)]
-        columns = self.speculative_num_steps if self._full_width and any(limits) else max(verified)
+        graphs = bool(self.target_worker.get_decode_cuda_graph_bs())
+        columns = self.speculative_num_steps if graphs and any(limits) else max(verified)
         padded = [row[:count] + [0] * (columns - count) for row, count in zip(drafts, verified, strict=True)]
         host = torch.tensor([[*row, count] for row, count in zip(padded, verified, strict=True)], dtype=torch.int64)
         both = host.view(len(drafts), columns + 1).to(self.device, non_blocking=True)
@@ -273,6 +276,8 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
                     continue  # a middle chunk, or the request has been prefilled again since
                 row.state.tokens.extend(tokens)
                 self.figures.count_outcome(len(tokens) - 1, row.verified_len)
+                if row.verified_len:
+                    self._accepted.observe(len(tokens) - 1)
 
 
 def _extend_ends(batch: Any) -> list[int]:  # noqa: ANN401

@@ -32,6 +32,8 @@ class Rig:
     server: SGLangServer
     draft: DraftServer
     models: Path
+    patient: bool
+    """Whether it waits for whole trees, so that what is accepted does not depend on the machine's load."""
 
     def use(self, name: str) -> None:
         """Put the draft ``name`` under the server, unless it is there, and wait until they know each other."""
@@ -87,7 +89,7 @@ def _servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         draft = DraftServer(f"tcp://127.0.0.1:{free_port()}", root / f"{name}-draft.log")
         ssd = ["--speculative-num-steps", str(NUM_STEPS), "--speculative-ssd-endpoint", draft.endpoint]
         server = start_ssd(target, models / "copy", root / f"{name}.log", *common, *ssd, *flags)
-        rigs[name] = Rig(server, draft, models)
+        rigs[name] = Rig(server, draft, models, patient=name == "tight")
     started: list[SGLangServer] = [oracle, *(rig.server for rig in rigs.values())]
     try:
         for server in started:

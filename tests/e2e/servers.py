@@ -121,10 +121,12 @@ def start_stock(model: Path, log: Path, *flags: str) -> SGLangServer:
     return SGLangServer(process, port)
 
 
-def start_ssd(model: Path, draft: Path, log: Path, *flags: str) -> SGLangServer:
-    """Our launcher."""
+def start_ssd(
+    model: Path, draft: Path, log: Path, *flags: str, module: str = "sglang_ssd.launch_server"
+) -> SGLangServer:
+    """Our launcher, or a module that is it with a mistake."""
     port = free_port()
-    command = [sys.executable, "-m", "sglang_ssd.launch_server", "--model-path", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", module, "--model-path", str(model), "--port", str(port)]
     process = Process([*command, "--speculative-draft-model-path", str(draft), *CPU_FLAGS, *flags], log)
     process.start()
     return SGLangServer(process, port)

@@ -70,8 +70,9 @@ def test_every_size_at_once(rig: Rig, truth: Oracle, draft: str) -> None:
     answers = assert_exact(rig.server, truth, pairs)
     assert_sums(rig)
     accepted = sum(answer["meta_info"].get("spec_num_correct_drafts", 0) for answer in answers)
-    assert accepted == 0 if draft == "constant" else True
-    if draft == "copy":
+    if draft == "constant":
+        assert accepted == 0
+    elif draft == "copy" and rig.patient:
         assert accepted > 100
     assert_exact(rig.server, truth, [(case, {"enabled": False}) for case, _ in pairs[:6]])
 
@@ -91,7 +92,7 @@ def test_a_worthless_draft_never_hits(tight: Rig, truth: Oracle) -> None:
     case = truth.clear_cases([Case(21, 25, 40)])[0]
     (answer,) = assert_exact(tight.server, truth, [(case, {})])
     assert answer["meta_info"]["spec_num_correct_drafts"] == 0
-    assert answer["meta_info"]["ssd_rounds"] == 39
+    assert answer["meta_info"]["ssd_rounds"] == 38  # one token comes from prefill, and the last needs no drafts
 
 
 def test_a_cached_prompt(rig: Rig, truth: Oracle) -> None:
@@ -131,15 +132,18 @@ def test_a_long_prompt_joins_in_the_middle(roomy: Rig, truth: Oracle) -> None:
 def test_the_context_limit(roomy: Rig, truth: Oracle, draft: str) -> None:
     roomy.use(draft)
     lengths = (CONTEXT - 7, CONTEXT - 8, CONTEXT - 12, CONTEXT - NUM_STEPS - 2, CONTEXT - 2 * NUM_STEPS - 5)
-    cases = truth.clear_cases([Case(80 + i, length, 64) for i, length in enumerate(lengths)])
+    cases = truth.clear_cases([Case(80 + i, length, CONTEXT - length) for i, length in enumerate(lengths)])
     answers = assert_exact(roomy.server, truth, [(case, {}) for case in cases], at_a_time=3)
-    assert all(answer["meta_info"]["finish_reason"]["type"] == "length" for answer in answers)
+    for case, answer in zip(cases, answers, strict=True):
+        meta = answer["meta_info"]
+        assert meta["finish_reason"]["type"] == "length"
+        assert meta["prompt_tokens"] + meta["completion_tokens"] == CONTEXT, case
 
 
 def test_eos_ends_a_request_inside_a_window(rig: Rig, truth: Oracle) -> None:
     """Stop at a token of the oracle's own text: the window goes on behind it, the answer does not."""
     rig.use("copy")
-    case = truth.clear_cases([Case(90, 30, 40)])[0]
+    case = truth.clear_cases([Case(90, 30, 40, ignore_eos=False)])[0]
     whole = truth.answer(case)["output_ids"]
     for position in (0, 1, 5, 6, 19):
         body = case.body()

@@ -54,7 +54,7 @@ def test_seeded_requests_are_those_of_the_same_server_without_speculation(rig: R
         assert answer["meta_info"]["ssd_rounds"] > 0
     for expected, answer in zip(plain, alone, strict=False):
         assert differences(answer, expected) == []
-    if draft == "copy":  # the coupling: a perfect draft draws the target's own tokens
+    if draft == "copy" and rig.patient:  # the coupling: a perfect draft draws the target's own tokens
         assert sum(answer["meta_info"].get("spec_num_correct_drafts", 0) for answer in drafted[:2]) > 40
 
 
