@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_ssd.api.meta_info import fold_figures
 from sglang_ssd.api.options import check_custom_params
+from sglang_ssd.api.samples import SampleSeeds
 from sglang_ssd.config import SSDConfig
 
 SGLangObject = Any
@@ -80,6 +81,12 @@ def all_hooks() -> list[Hook]:
             "AROUND",
             fold_figures,
             "Per-request figures become integers in meta_info.",
+        ),
+        Hook(
+            "sglang.srt.managers.tokenizer_manager.TokenizerManager._send_one_request",
+            "AROUND",
+            SampleSeeds().send,
+            "With a seed and n > 1, SGLang gives every sample the same seed, and so the same text.",
         ),
         Hook(
             "sglang.srt.sampling.sampling_params.SamplingParams.verify",

@@ -26,6 +26,8 @@ _SYMBOLS = {
     "sglang.srt.speculative.eagle_info.EagleVerifyInput": "the verify window",
     "sglang.srt.speculative.spec_info.SpeculativeAlgorithm": "the algorithm's registration",
     "sglang.srt.speculative.spec_registry.CustomSpecAlgo": "the algorithm's class",
+    "sglang.srt.speculative.spec_utils.GrammarTree": "structured output inside a window",
+    "sglang.srt.speculative.spec_utils.build_grammar_vocab_mask": "structured output inside a window",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
 from sglang_ssd.sampling.draw import DrawParameters, draw
@@ -21,7 +22,7 @@ def draw_window(
     drafts: Tensor,
     first_positions: Tensor,
     states: list[RequestState],
-    sampling_info: Any,  # noqa: ANN401
+    batch: Any,  # noqa: ANN401 - sglang's ScheduleBatch
 ) -> Tensor:
     """The target's draw at every window position, int64 [B, W]. ``logits`` are processed in place.
 
@@ -30,24 +31,28 @@ def draw_window(
         drafts: int64 [B, W - 1].
         first_positions: int64 [B], position of each window's first token (the pending bonus).
         states: the B requests.
-        sampling_info: SGLang's SamplingBatchInfo of the batch.
+        batch: SGLang's ScheduleBatch of them.
 
     """
+    sampling_info = batch.sampling_info
     batch_size, width = drafts.shape[0], drafts.shape[1] + 1
     window = logits.view(batch_size, width, -1)
     apply_penalties(window, drafts, [row for i, s in enumerate(states) if (row := _penalty_row(i, s)) is not None])
-    _apply_grammars(window, sampling_info)
+    _apply_grammars(logits, drafts, batch)
     if sampling_info.logit_bias is not None:
         window += sampling_info.logit_bias[:, None, : window.shape[-1]]
     if sampling_info.has_custom_logit_processor:
-        apply_custom_logit_processor(logits, sampling_info, num_tokens_in_batch=width)
+        _apply_custom_processors(window, sampling_info)
     parameters = _draw_parameters(states, first_positions, width, sampling_info)
     return draw(logits, parameters, all_greedy=sampling_info.is_all_greedy).view(batch_size, width)
 
 
 def draws_one_wide(state: RequestState) -> bool:
-    """Whether a request's processing is defined at the window's first position only, so that nothing is verified."""
-    return state.req.grammar is not None or bool(state.req.custom_logit_processor)
+    """Whether a request's processing is known at the window's first position only, so that nothing is verified.
+
+    A custom processor may look at the request, whose output does not hold the window.
+    """
+    return bool(state.req.custom_logit_processor)
 
 
 def _penalty_row(index: int, state: RequestState) -> PenaltyRow | None:
@@ -75,13 +80,27 @@ def _stop_ids(req: Any) -> set[int]:  # noqa: ANN401 - sglang's Req
     return {index for index in ids if index is not None}
 
 
-def _apply_grammars(window: Tensor, sampling_info: Any) -> None:  # noqa: ANN401
-    """Mask the first position of structured requests; their windows hold no drafts (see `draws_one_wide`)."""
-    if not sampling_info.grammars:
+def _apply_grammars(logits: Tensor, drafts: Tensor, batch: Any) -> None:  # noqa: ANN401
+    """Mask every window position of structured requests by what its grammar allows after the drafts before it.
+
+    SGLang's walk advances a grammar along the drafts as far as they are legal and rolls it back; behind an illegal
+    draft nothing is masked, and nothing needs to be: that draft is not drawn, so the window ends there.
+    """
+    if not any(req.grammar is not None for req in batch.reqs):
         return
-    sampling_info.update_regex_vocab_mask()
+    committed = torch.zeros_like(drafts[:, :1]) if drafts.shape[1] else drafts.new_zeros(len(batch.reqs), 1)
+    chain = GrammarTree.from_linear_chain(torch.cat([committed, drafts], dim=1))
+    mask = build_grammar_vocab_mask(
+        reqs=batch.reqs, tree=chain, sampling_info=batch.sampling_info, device=logits.device, barrier=None
+    )
+    if mask is not None:
+        mask.apply(logits)
+
+
+def _apply_custom_processors(window: Tensor, sampling_info: Any) -> None:  # noqa: ANN401
+    """At the first position only, see `draws_one_wide`; a processor may keep state and is called once a round."""
     first = window[:, 0].contiguous()
-    sampling_info.grammar_mask.apply(first)
+    apply_custom_logit_processor(first, sampling_info)
     window[:, 0] = first
 
 

@@ -77,7 +77,7 @@ def verify(target: Any, batch: Any, window: Window, states: list[RequestState]) 
     _enter_verify(batch, tokens, positions)
     result = target.forward_batch_generation(batch, is_verify=True)
     logits = result.logits_output.next_token_logits
-    draws = draw_window(logits, window.drafts, positions[:, 0], states, batch.sampling_info)
+    draws = draw_window(logits, window.drafts, positions[:, 0], states, batch)
     accepted = accepted_lengths(window.drafts, draws, window.verified_lens)
     committed = _committed_tokens(draws, accepted)
     if batch.return_logprob:
@@ -96,7 +96,7 @@ def draw_first(target: Any, batch: Any, states: list[RequestState], pp_proxy_ten
     last_positions = batch.seq_lens.long() - 1
     no_drafts = torch.empty(len(states), 0, dtype=torch.int64, device=last_positions.device)
     logits = result.logits_output.next_token_logits
-    draws = draw_window(logits, no_drafts, last_positions, states, batch.sampling_info).view(-1)
+    draws = draw_window(logits, no_drafts, last_positions, states, batch).view(-1)
     if batch.return_logprob:
         compute_spec_logprobs(batch, result.logits_output, draws, chain_stride=1)
         result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.view(-1)
