@@ -88,7 +88,7 @@ def _apply_grammars(logits: Tensor, drafts: Tensor, batch: Any) -> None:  # noqa
     """
     if not any(req.grammar is not None for req in batch.reqs):
         return
-    committed = torch.zeros_like(drafts[:, :1]) if drafts.shape[1] else drafts.new_zeros(len(batch.reqs), 1)
+    committed = drafts.new_zeros(drafts.shape[0], 1)
     chain = GrammarTree.from_linear_chain(torch.cat([committed, drafts], dim=1))
     mask = build_grammar_vocab_mask(
         reqs=batch.reqs, tree=chain, sampling_info=batch.sampling_info, device=logits.device, barrier=None
