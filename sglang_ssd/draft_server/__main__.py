@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import secrets
 import signal
@@ -55,6 +56,8 @@ def serve(settings: DraftSettings) -> None:
         "ready at %s: %s on %s, %d KV slots, context %d",
         settings.endpoint, offer.draft, settings.device, limits.slots, limits.context_length,
     )  # fmt: skip
+    gc.freeze()
+    gc.disable()  # a million tree nodes make a full collection as long as a round; the server collects when it is idle
     try:
         DraftServer(engine, door, offer).run()
     finally:

@@ -35,5 +35,6 @@ class Seldom:
             return False
         if len(self._last) >= _KINDS:
             self._last.clear()
+            self._held.clear()
         self._last[kind] = now
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -113,9 +114,10 @@ class DraftServer:
         return grew or prefilled or self._grow_leaves(growing)
 
     def look_after(self, *, check: bool) -> None:
-        """Close what has been silent for too long; with ``check``, see that every slot has one owner."""
+        """Close what has been silent for too long; ``check``: there is time to see that every slot has one owner."""
         self._looked_after = self._now()
         self.sessions.expire(self._looked_after, self._mailbox.heard)
+        gc.collect(2 if check else 0)
         if check:
             self.cache.check()
 

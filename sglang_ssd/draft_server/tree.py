@@ -130,8 +130,9 @@ class Tree:
             return
         if not node.committed:
             self._remove(node)
-        elif not node.children:
-            node.stamp = next(self._clock)
+            return
+        node.stamp = next(self._clock)
+        if not node.children:
             self._offer(node)
 
     def commit(self, node: Node) -> None:

@@ -1,0 +1,205 @@
+"""The radix tree: who owns a slot, what is evicted first, and that its check notices every kind of damage."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from sglang_ssd.draft_server.pool import Pool
+from sglang_ssd.draft_server.tree import Tree
+
+
+def grow(tree, parent, *tokens, committed=True):
+    """Held nodes for ``tokens`` below ``parent``."""
+    nodes = []
+    for token in tokens:
+        node = tree.add(nodes[-1] if nodes else parent, token, committed=committed)
+        tree.hold(node)
+        nodes.append(node)
+    return nodes
+
+
+def leave(tree, nodes):
+    for node in reversed(nodes):
+        tree.release(node)
+
+
+def texts(tree):
+    """Token paths of all leaves."""
+    found = set()
+    for node in tree.walk():
+        if not node.children:
+            path, at = [], node
+            while at.parent is not None:
+                path.append(at.token)
+                at = at.parent
+            found.add(tuple(reversed(path)))
+    return found
+
+
+def test_the_text_left_longest_ago_goes_first_from_its_end():
+    tree = Tree(6)
+    first = grow(tree, tree.root, 1, 2, 3)
+    second = grow(tree, tree.root, 7, 8, 9)
+    leave(tree, second)
+    leave(tree, first)
+    assert tree.free == 0
+    for want in ({(1, 2, 3), (7, 8)}, {(1, 2, 3), (7,)}, {(1, 2, 3)}, {(1, 2)}):
+        tree.take_scratch()
+        assert texts(tree) == want
+    assert tree.evictions == 4
+
+
+def test_a_prefix_is_as_fresh_as_its_last_use():
+    """[1] was left last, after the deeper text below it: when that is gone, [7] is older than [1]."""
+    tree = Tree(4)
+    shared = grow(tree, tree.root, 1)
+    deep = grow(tree, shared[0], 2)
+    other = grow(tree, tree.root, 7)
+    leave(tree, deep)
+    leave(tree, other)
+    leave(tree, shared)
+    taken = [tree.take_scratch() for _ in range(2)]
+    assert None not in taken
+    assert texts(tree) == {(1,), (7,)}
+    tree.take_scratch()
+    assert texts(tree) == {(1,)}
+
+
+def test_what_is_held_and_what_leads_there_stays():
+    tree = Tree(3)
+    nodes = grow(tree, tree.root, 1, 2, 3)
+    for node in nodes[:2]:
+        tree.release(node)
+    assert tree.add(tree.root, 9, committed=True) is None
+    assert tree.take_scratch() is None
+    tree.release(nodes[2])
+    assert tree.add(tree.root, 9, committed=True) is not None
+    assert texts(tree) == {(1, 2), (9,)}
+
+
+def test_a_guess_is_freed_with_its_last_holder():
+    tree = Tree(8)
+    text = grow(tree, tree.root, 1)
+    guesses = grow(tree, text[0], 5, 6, committed=False)
+    tree.hold(guesses[0])  # a second session
+    leave(tree, guesses)
+    assert texts(tree) == {(1, 5)}
+    tree.release(guesses[0])
+    assert texts(tree) == {(1,)}
+    assert tree.free == 7
+    tree.check(Counter(text))
+
+
+def test_a_committed_guess_stays():
+    tree = Tree(8)
+    text = grow(tree, tree.root, 1)
+    guesses = grow(tree, text[0], 5, 6, committed=False)
+    tree.commit(guesses[1])
+    leave(tree, guesses)
+    leave(tree, text)
+    assert texts(tree) == {(1, 5, 6)}
+    tree.check(Counter())
+    tree.forget()
+    assert tree.free == 8
+
+
+def test_the_heap_does_not_grow_with_use():
+    tree = Tree(8)
+    nodes = grow(tree, tree.root, 1, 2)
+    leave(tree, nodes)
+    for _ in range(10_000):
+        tree.hold(nodes[1])
+        tree.release(nodes[1])
+    assert len(tree._evictable) < 200
+    tree.check(Counter())
+
+
+def _lose_a_slot(tree, nodes):
+    tree._slots.take()
+
+
+def _own_a_slot_twice(tree, nodes):
+    nodes[2].slot = nodes[1].slot
+
+
+def _free_a_slot_in_use(tree, nodes):
+    tree._slots.give(nodes[1].slot)
+
+
+def _forget_a_hold(tree, nodes):
+    nodes[1].refs += 1
+
+
+def _leave_a_guess(tree, nodes):
+    nodes[3].committed = False
+    nodes[3].refs = 0
+
+
+def _cut_a_link(tree, nodes):
+    nodes[1].parent = tree.root
+
+
+def _miscount(tree, nodes):
+    tree.nodes += 1
+
+
+def _leave_in_flight(tree, nodes):
+    nodes[0].in_flight = True
+
+
+def _hide_from_eviction(tree, nodes):
+    tree._evictable.clear()
+
+
+def _commit_below_a_guess(tree, nodes):
+    nodes[0].committed = False
+
+
+def test_the_check_passes_on_a_sound_tree():
+    tree, holds, _ = sound()
+    tree.check(holds)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _lose_a_slot,
+        _own_a_slot_twice,
+        _free_a_slot_in_use,
+        _forget_a_hold,
+        _leave_a_guess,
+        _cut_a_link,
+        _miscount,
+        _leave_in_flight,
+        _hide_from_eviction,
+        _commit_below_a_guess,
+    ],
+)
+def test_the_check_notices(damage):
+    tree, holds, nodes = sound()
+    damage(tree, nodes)
+    with pytest.raises(AssertionError):
+        tree.check(holds)
+
+
+def sound():
+    """A tree with a held path of three, an idle text, free slots and one in scratch."""
+    tree = Tree(9)
+    nodes = grow(tree, tree.root, 1, 2, 3)
+    for node in nodes[:2]:
+        tree.release(node)
+    idle = grow(tree, tree.root, 7)
+    leave(tree, idle)
+    tree.take_scratch()
+    return tree, Counter(nodes[2:3]), [*nodes, *idle]
+
+
+def test_a_pool_hands_out_each_id_once():
+    pool = Pool(3, 4)
+    taken = [pool.take() for _ in range(5)]
+    assert sorted(taken[:4]) == [3, 4, 5, 6]
+    assert taken[4] is None
+    pool.give(5)
+    assert (len(pool), pool.take()) == (1, 5)
