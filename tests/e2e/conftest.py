@@ -71,6 +71,7 @@ def _servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """All three at once: starting is mostly imports."""
     root = tmp_path_factory.mktemp("servers")
     common = ["--context-length", str(CONTEXT), "--chunked-prefill-size", str(CHUNK), "--max-running-requests", "24"]
+    custom = ["--enable-custom-logit-processor"]
     target = models / "target"
     rigs: dict[str, Rig] = {}
     oracle = start_stock(
@@ -88,7 +89,7 @@ def _servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }.items():
         draft = DraftServer(f"tcp://127.0.0.1:{free_port()}", root / f"{name}-draft.log")
         ssd = ["--speculative-num-steps", str(NUM_STEPS), "--speculative-ssd-endpoint", draft.endpoint]
-        server = start_ssd(target, models / "copy", root / f"{name}.log", *common, *ssd, *flags)
+        server = start_ssd(target, models / "copy", root / f"{name}.log", *common, *custom, *ssd, *flags)
         rigs[name] = Rig(server, draft, models, patient=name == "tight")
     started: list[SGLangServer] = [oracle, *(rig.server for rig in rigs.values())]
     try:

@@ -40,7 +40,7 @@ def launcher(server: SGLangServer) -> psutil.Process:
 
 def draft_process(server: SGLangServer) -> psutil.Process:
     for child in launcher(server).children(recursive=True):
-        if child.status() != psutil.STATUS_ZOMBIE and any("sglang_ssd.draft_server" in p for p in child.cmdline()):
+        if child.status() != psutil.STATUS_ZOMBIE and any("sglang-ssd::draft" in part for part in child.cmdline()):
             return child
     raise AssertionError("there is no draft server")
 
@@ -84,7 +84,7 @@ def test_figures_in_a_stream_are_integers_and_rise(server: SGLangServer) -> None
     assert rounds[-1] > 10
     last = seen[-1]
     assert last["ssd_hits"] + last["ssd_partial"] + last["ssd_misses"] == last["ssd_rounds"]
-    assert last["spec_verify_ct"] == last["ssd_rounds"]
+    assert last["spec_verify_ct"] - last["ssd_rounds"] in (0, 1)  # a last single token needs no speculation
     assert "ssd" not in last
 
 
