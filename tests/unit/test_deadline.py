@@ -1,0 +1,45 @@
+"""How long a round waits."""
+
+from __future__ import annotations
+
+from sglang_ssd.policy.deadline import Deadline
+
+
+def taught(deadline: Deadline, seconds: float, times: int = 50) -> Deadline:
+    for _ in range(times):
+        deadline.answered(seconds, in_time=True)
+    return deadline
+
+
+def test_it_follows_the_answers_and_never_exceeds_what_they_are_worth() -> None:
+    deadline = taught(Deadline(), 0.02)
+    assert 0.02 <= deadline.allowance_s() < 0.03
+    assert deadline.allowance_s(worth_s=0.012) == 0.012
+    assert 0.2 <= taught(deadline, 0.2).allowance_s() < 0.4
+    assert taught(Deadline(cap_s=0.05), 0.2).allowance_s() == 0.05
+
+
+def test_waiting_in_vain_backs_off_exponentially_until_an_answer_is_in_time() -> None:
+    deadline = taught(Deadline(), 0.02)
+    waited = []
+    for number in range(200):
+        if deadline.allowance_s() > 0:
+            waited.append(number)
+            deadline.missed()
+    assert waited == [0, 2, 5, 10, 19, 36, 69, 134]
+    deadline.answered(0.5, in_time=False)
+    assert deadline.allowance_s() == 0
+    deadline.answered(0.02, in_time=True)
+    assert deadline.allowance_s() > 0
+
+
+def test_a_draft_that_seems_worthless_is_looked_at_now_and_then() -> None:
+    deadline = taught(Deadline(), 0.1)
+    long_waits = [number for number in range(200) if deadline.allowance_s(worth_s=0.0) > 0.05]
+    assert len(long_waits) == 3
+
+
+def test_a_patient_one_waits() -> None:
+    deadline = Deadline(patient=True)
+    deadline.missed()
+    assert deadline.allowance_s(worth_s=0) > 1000
