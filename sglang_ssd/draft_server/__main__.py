@@ -57,9 +57,9 @@ def serve(settings: DraftSettings) -> None:
         settings.endpoint, offer.draft, settings.device, limits.slots, limits.context_length,
     )  # fmt: skip
     gc.freeze()
-    gc.disable()  # a million tree nodes make a full collection as long as a round; the server collects when it is idle
+    gc.disable()  # with a million tree nodes a collection takes as long as a round, so it waits until there is time
     try:
-        DraftServer(engine, door, offer).run()
+        DraftServer(engine, door, offer).run(when_idle=gc.collect)
     finally:
         door.close()
 

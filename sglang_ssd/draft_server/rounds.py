@@ -156,6 +156,9 @@ class Rounds:
         room = self._cache.context_length - session.length - len(tokens)
         needed = max(0, min(useful, room))
         chain = self._cache.advance(session, tokens, needed if session.target.grows else 0)
+        if room <= 0:
+            session.hopeless = True
+            self._cache.close(session)
         if session.row is None or not self._has_path(session):
             return _speculation(session, "none")
         if useful and len(chain) == useful:
@@ -166,9 +169,8 @@ class Rounds:
         return Draft(session, round_, "jit", needed) if needed else _speculation(session, "none")
 
     def _has_path(self, session: Session) -> bool:
-        """Whether the session's text has KV but for a few tokens; otherwise it goes (back) to prefill."""
-        if session.missing > max(PATH_ROWS, 2 * (session.target.num_steps + 1)):
-            session.prefilling = True
+        """Whether the session's text has KV but for a few tokens; otherwise it waits for its prefill chunks."""
+        session.prefilling = session.missing > max(PATH_ROWS, 2 * (session.target.num_steps + 1))
         return not session.prefilling
 
     def _news(self, session: Session, outcome: Outcome) -> list[int] | None:

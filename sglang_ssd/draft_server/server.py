@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -84,8 +83,8 @@ class DraftServer:
         self._stale = self._bad_blocks = 0
         self._looked_after = now()
 
-    def run(self) -> None:
-        """Serve until the mail ends."""
+    def run(self, when_idle: Callable[[], object] = lambda: None) -> None:
+        """Serve until the mail ends; ``when_idle`` is called when a second has passed without work."""
         busy = False
         while True:
             mail, over = self._mailbox.receive(0 if busy else IDLE_S)
@@ -95,8 +94,11 @@ class DraftServer:
             for identity, message in mail:
                 self.handle(identity, message)
             busy = self.turn()
-            if not (busy or mail) or self._now() - self._looked_after > 10 * IDLE_S:
-                self.look_after(check=not busy)
+            idle = not (busy or mail)
+            if idle or self._now() - self._looked_after > 10 * IDLE_S:
+                self.look_after(check=idle)
+            if idle:
+                when_idle()
             self._mailbox.figures = self.figures()
             self._mailbox.busy_since = None
 
@@ -114,10 +116,9 @@ class DraftServer:
         return grew or prefilled or self._grow_leaves(growing)
 
     def look_after(self, *, check: bool) -> None:
-        """Close what has been silent for too long; ``check``: there is time to see that every slot has one owner."""
+        """Close what has been silent for too long; with ``check``, see that every slot has one owner."""
         self._looked_after = self._now()
         self.sessions.expire(self._looked_after, self._mailbox.heard)
-        gc.collect(2 if check else 0)
         if check:
             self.cache.check()
 

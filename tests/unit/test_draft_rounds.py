@@ -322,6 +322,9 @@ def test_nothing_is_forwarded_at_or_beyond_the_context_length():
         lengths.append((row.base, len(row.tokens) // 4))
         news = [best(harness.texts[1])]
     assert lengths == [(11, 3), (12, 3), (13, 3), (14, 2), (15, 1), (16, 0), (17, 0), (18, 0)]
+    assert harness.session(1).row is None  # it has outgrown the draft
+    harness.play(1, [1] * 30)
+    harness.settle()
 
 
 @pytest.mark.parametrize(
