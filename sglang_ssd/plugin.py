@@ -6,7 +6,7 @@ import logging
 import pkgutil
 from importlib.metadata import version
 
-from sglang_ssd import cpu
+from sglang_ssd import cpu, processes
 from sglang_ssd.hooks import all_hooks
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _SYMBOLS = {
 
 def activate() -> None:
     """Register the algorithm and the hooks in this process. Safe to call again."""
+    processes.end_if_orphaned()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import get_spec
