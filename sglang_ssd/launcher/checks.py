@@ -95,10 +95,14 @@ def check_models(arguments: Arguments) -> None:
     _check_path("--model-path", server.model_path)
     if not arguments.speculates:
         return
-    if server.speculative_draft_model_path is None:
-        raise ConfigError("Name the draft model with --speculative-draft-model-path, or turn SSD off with "
-                          "--speculative-ssd-mode off.")  # fmt: skip
-    _check_path("--speculative-draft-model-path", server.speculative_draft_model_path)
+    draft = server.speculative_draft_model_path
+    if draft is None and arguments.config.endpoint is not None:
+        return  # the draft server that runs already has a model; the handshake compares the tokens
+    if draft is None:
+        raise ConfigError(
+            "Name the draft model with --speculative-draft-model-path, or turn SSD off with --speculative-ssd-mode off."
+        )
+    _check_path("--speculative-draft-model-path", draft)
     if not server.skip_tokenizer_init:
         _check_tokenizers(server)
 

@@ -47,6 +47,7 @@ def _options(arguments: Arguments, placement: Placement, directory: Path) -> lis
         "--max-total-tokens": config.draft_max_total_tokens,
         "--max-sessions": server.max_running_requests,
         "--context-length": server.context_length,
+        "--token-map": server.speculative_token_map,
         "--parent-pipe": PIPE,
     }
     return [part for flag, value in options.items() if value is not None for part in (flag, str(value))]

@@ -36,10 +36,17 @@ def summary(running: Running) -> str:
 
 def _speculation_rows(running: Running) -> list[tuple[str, str]]:
     server, config = running.arguments.server, running.arguments.config
-    note = " (a stand-in: the target drafts for itself, which saves no time)" if running.stand_in else ""
-    shared = ", shared with the target" if running.placement.shared_gpu else ""
     return [
-        ("draft", f"{server.speculative_draft_model_path} on {running.placement.draft_label}{shared}{note}"),
-        ("server", f"draft server {running.draft_state}, {config.draft_engine} engine, at {running.endpoint}"),
+        ("draft", _draft(running)),
+        ("server", f"draft server {running.draft_state}, at {running.endpoint}"),
         ("mode", f"{config.mode}, K = {server.speculative_num_steps}, fan-out {config.fan_out}, wait {config.wait}"),
     ]
+
+
+def _draft(running: Running) -> str:
+    if running.arguments.config.endpoint is not None:
+        return "chosen by its server"
+    note = " (a stand-in: the target drafts for itself, which saves no time)" if running.stand_in else ""
+    shared = ", shared with the target" if running.placement.shared_gpu else ""
+    model = running.arguments.server.speculative_draft_model_path
+    return f"{model} on {running.placement.draft_label}{shared}{note}"

@@ -135,12 +135,13 @@ def test_without_speculation_there_is_no_draft(sglang: FakeSGLang) -> None:
     assert sglang.settings["endpoint"] is None
 
 
-def test_a_draft_server_that_runs_already_is_used(sglang: FakeSGLang) -> None:
+def test_a_draft_server_that_runs_already_is_used(sglang: FakeSGLang, log: list[str]) -> None:
     before = os.sched_getaffinity(0)
     launch_server._serve(plan("--speculative-ssd-endpoint", "tcp://127.0.0.1:7777"))
     assert sglang.supervisor is None
     assert sglang.settings["endpoint"] == "tcp://127.0.0.1:7777"
     assert sglang.cores == before
+    assert "running elsewhere, at tcp://127.0.0.1:7777" in log[-1]
 
 
 def test_one_block_says_what_is_running(sglang: FakeSGLang, log: list[str]) -> None:

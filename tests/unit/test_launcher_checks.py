@@ -91,6 +91,14 @@ def test_a_model_without_a_draft_is_refused(tmp_path: Path) -> None:
     checks.check_models(command_line.parse(["--model-path", str(target), "--speculative-ssd-mode", "off"]))
 
 
+def test_a_draft_server_that_runs_already_has_its_own_model(tmp_path: Path) -> None:
+    target = model(tmp_path / "t", VOCABULARY, 3)
+    argv = ["--model-path", str(target), "--speculative-ssd-endpoint", "ipc:///run/draft.sock"]
+    checks.check_models(command_line.parse(argv))
+    with pytest.raises(ConfigError, match=r"^--speculative-draft-model-path"):
+        checks.check_models(command_line.parse([*argv, "--speculative-draft-model-path", str(tmp_path / "nothing")]))
+
+
 def test_missing_models_are_refused(tmp_path: Path) -> None:
     target = model(tmp_path / "t", VOCABULARY, 3)
     with pytest.raises(ConfigError, match=r"^--model-path"):

@@ -164,3 +164,15 @@ def test_a_child_ends_when_its_parent_is_killed(behaviour: str, tmp_path: Path) 
 
 def test_a_process_that_did_not_ask_is_left_alone() -> None:
     processes.end_if_orphaned()
+
+
+def test_every_process_that_loads_the_plugin_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.speculative import spec_registry
+
+    from sglang_ssd import plugin
+
+    looked = []
+    monkeypatch.setattr(processes, "end_if_orphaned", lambda: looked.append(True))
+    monkeypatch.setattr(spec_registry, "get_spec", lambda _name: object())  # registered already: nothing else to do
+    plugin.activate()
+    assert looked == [True]
