@@ -37,7 +37,7 @@ from sglang_ssd.protocol import (
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""Silence after which the server looks after itself: expiry, and the check of every slot's owner."""
+"""Silence after which there is time to check that every slot has one owner."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class DraftServer:
         self._looked_after = now()
 
     def run(self, when_idle: Callable[[], object] = lambda: None) -> None:
-        """Serve until the mail ends; ``when_idle`` is called when a second has passed without work."""
-        busy = False
+        """Serve until the mail ends; ``when_idle`` is called once when a second has passed without work."""
+        busy = rested = False
         while True:
             mail, over = self._mailbox.receive(0 if busy else IDLE_S)
             if over:
@@ -94,11 +94,13 @@ class DraftServer:
             for identity, message in mail:
                 self.handle(identity, message)
             busy = self.turn()
-            idle = not (busy or mail)
-            if idle or self._now() - self._looked_after > 10 * IDLE_S:
-                self.look_after(check=idle)
-            if idle:
+            rested = rested and not (busy or mail)
+            if not (busy or mail or rested):
+                rested = True
+                self.cache.check()
                 when_idle()
+            if self._now() - self._looked_after > 5 * IDLE_S:
+                self.look_after()
             self._mailbox.figures = self.figures()
             self._mailbox.busy_since = None
 
@@ -115,12 +117,10 @@ class DraftServer:
         prefilled = self._prefill()
         return grew or prefilled or self._grow_leaves(growing)
 
-    def look_after(self, *, check: bool) -> None:
-        """Close what has been silent for too long; with ``check``, see that every slot has one owner."""
+    def look_after(self) -> None:
+        """Close what has been silent for too long."""
         self._looked_after = self._now()
         self.sessions.expire(self._looked_after, self._mailbox.heard)
-        if check:
-            self.cache.check()
 
     def handle(self, identity: bytes, message: ToDraft) -> None:
         """Take one message in; whatever is wrong with it is counted and ends here."""

@@ -71,8 +71,9 @@ class Door:
 
     def close(self) -> None:
         """End the thread and close the socket; what was given to :meth:`send` before is still sent."""
-        self._outer.send_multipart([b"", b""])
-        self._thread.join()
+        if self._thread.is_alive():
+            self._outer.send_multipart([b"", b""])
+            self._thread.join()
         self._outer.close()
         self._context.term()
 
@@ -98,6 +99,14 @@ class Door:
         return inner, outer
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:  # without this thread there is no server
+            self.stop()
+            self._router.close()
+            self._inner.close()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._inner, zmq.POLLIN)
@@ -114,8 +123,6 @@ class Door:
                 poller.unregister(self._parent_pipe)
                 logger.warning("The process that started this draft server is gone; stopping.")
                 self.stop()
-        self._router.close()
-        self._inner.close()
 
     def _take_in(self) -> None:
         """One message, so that neither direction can starve the other."""

@@ -479,13 +479,13 @@ def test_the_silent_are_forgotten(harness):
     harness.mailbox.heard[b"one"] = harness.clock.now
     harness.clock.now += 599
     harness.mailbox.heard[b"one"] = harness.clock.now
-    harness.server.look_after(check=True)
+    harness.server.look_after()
     assert harness.session(1) is not None
     harness.clock.now += 2
-    harness.server.look_after(check=True)
+    harness.server.look_after()
     assert harness.session(1) is None
     harness.clock.now += 61
-    harness.server.look_after(check=True)
+    harness.server.look_after()
     assert harness.server.sessions.targets == {}
     assert harness.mailbox.heard == {}
 
