@@ -32,7 +32,10 @@ class DraftSettings:
     dtype: str = _option("Weights and KV; auto is the checkpoint's.", "auto", ("auto", "float32", "bfloat16"))
     max_total_tokens: int = _option("KV slots, in tokens.", 32768)
     max_sessions: int = _option("Requests drafted for at the same time.", 64)
-    max_rows: int = _option("Block table rows: one for each session, the rest for branches.", 1024)
+    max_rows: int | None = _option(
+        "Block table rows: one for each session, the rest for branches. Default: 16 for each session, at most 1024.",
+        None,
+    )
     context_length: int | None = _option("Longest text drafted for. Default: the checkpoint's.", None)
     parent_pipe: int | None = _option("File descriptor whose end means that the process that started us is gone.", None)
 
@@ -44,11 +47,10 @@ class DraftSettings:
         check_endpoint(self.endpoint)
         if not (Path(self.model_path) / "config.json").is_file():
             raise ConfigError(f"--model-path {self.model_path} is no checkpoint: it has no config.json.")
-        for name, least in (("max_total_tokens", 256), ("max_sessions", 1), ("max_rows", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{_flag(name)} must be at least {least}; got {getattr(self, name)}.")
-        if self.context_length is not None and self.context_length < 8:
-            raise ConfigError(f"--context-length must be at least 8; got {self.context_length}.")
+        for name, least in (("max_total_tokens", 256), ("max_sessions", 1), ("max_rows", 2), ("context_length", 8)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{_flag(name)} must be at least {least}; got {value}.")
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> DraftSettings:
@@ -74,7 +76,7 @@ class DraftSettings:
             device=self.device,
             dtype=self.dtype,
             slots=self.max_total_tokens,
-            rows=self.max_rows,
+            rows=self.max_rows or min(1024, 16 * self.max_sessions),
             context_length=self.context_length,
             candidates=_CANDIDATES,
         )

@@ -34,6 +34,8 @@ def test_every_option_reaches_its_field(model):
 def test_only_the_model_and_the_endpoint_must_be_given(model):
     parsed = DraftSettings.parse(["--model-path", str(model), "--endpoint", "tcp://127.0.0.1:5000"])
     assert (parsed.engine, parsed.context_length, parsed.parent_pipe) == ("sglang", None, None)
+    assert parsed.for_engine().rows == 1024
+    assert dataclasses.replace(parsed, max_sessions=8).for_engine().rows == 128
 
 
 @pytest.mark.parametrize(
