@@ -12,8 +12,10 @@ from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
-from sglang_ssd.sampling.draw import DrawParameters, draw
+from sglang_ssd.sampling.draw import draw
+from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
+from sglang_ssd.scheduler.draw_parameters import draw_parameters
 from sglang_ssd.scheduler.requests import RequestState
 
 
@@ -23,6 +25,7 @@ def draw_window(
     first_positions: Tensor,
     states: list[RequestState],
     batch: Any,  # noqa: ANN401 - sglang's ScheduleBatch
+    noise: NoiseTable,
 ) -> Tensor:
     """The target's draw at every window position, int64 [B, W]. ``logits`` are processed in place.
 
@@ -32,6 +35,7 @@ def draw_window(
         first_positions: int64 [B], position of each window's first token (the pending bonus).
         states: the B requests.
         batch: SGLang's ScheduleBatch of them.
+        noise: of the target's vocabulary.
 
     """
     sampling_info = batch.sampling_info
@@ -43,8 +47,7 @@ def draw_window(
         window += sampling_info.logit_bias[:, None, : window.shape[-1]]
     if sampling_info.has_custom_logit_processor:
         _apply_custom_processors(window, sampling_info)
-    parameters = _draw_parameters(states, first_positions, width, sampling_info)
-    return draw(logits, parameters, all_greedy=sampling_info.is_all_greedy).view(batch_size, width)
+    return draw(logits, draw_parameters(states, first_positions, width), noise).view(batch_size, width)
 
 
 def draws_one_wide(state: RequestState) -> bool:
@@ -102,24 +105,3 @@ def _apply_custom_processors(window: Tensor, sampling_info: Any) -> None:  # noq
     first = window[:, 0].contiguous()
     apply_custom_logit_processor(first, sampling_info)
     window[:, 0] = first
-
-
-def _draw_parameters(
-    states: list[RequestState],
-    first_positions: Tensor,
-    width: int,
-    sampling_info: Any,  # noqa: ANN401
-) -> DrawParameters:
-    device = first_positions.device
-    greedy = sampling_info.top_ks == 1
-    temperatures = torch.where(greedy, 0.0, sampling_info.temperatures.view(-1))
-    seeds = torch.tensor([state.seed for state in states], dtype=torch.int64).to(device, non_blocking=True)
-    positions = first_positions[:, None] + torch.arange(width, device=device)
-    return DrawParameters(
-        temperatures=temperatures.repeat_interleave(width),
-        top_ks=sampling_info.top_ks.long().repeat_interleave(width),
-        top_ps=sampling_info.top_ps.repeat_interleave(width),
-        min_ps=sampling_info.min_ps.repeat_interleave(width),
-        seeds=seeds.repeat_interleave(width),
-        positions=positions.reshape(-1),
-    )

@@ -13,6 +13,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from torch import Tensor
 
 from sglang_ssd.sampling.accept import accepted_lengths
+from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.scheduler.draft_input import SSDDraftInput
 from sglang_ssd.scheduler.draws import draw_window
 from sglang_ssd.scheduler.requests import RequestState
@@ -58,7 +59,13 @@ def verify_input(*, width: int, tokens: Tensor | None, positions: Tensor | None,
     return description
 
 
-def verify(target: Any, batch: Any, window: Window, states: list[RequestState]) -> GenerationBatchResult:  # noqa: ANN401
+def verify(
+    target: Any,  # noqa: ANN401
+    batch: Any,  # noqa: ANN401
+    window: Window,
+    states: list[RequestState],
+    noise: NoiseTable,
+) -> GenerationBatchResult:
     """Run the forward and draw. Mutates ``batch``, which SGLang restores after the worker's step.
 
     Args:
@@ -66,6 +73,7 @@ def verify(target: Any, batch: Any, window: Window, states: list[RequestState]) 
         batch: SGLang's ScheduleBatch in decode; its slots beyond each length are allocated.
         window: what to verify.
         states: the batch's requests, in its order.
+        noise: of the target's vocabulary.
 
     Returns:
         The result that SGLang's batch processor reads: flat tokens with stride W, ``accept_lens`` (k + 1) and the
@@ -77,7 +85,7 @@ def verify(target: Any, batch: Any, window: Window, states: list[RequestState]) 
     _enter_verify(batch, tokens, positions)
     result = target.forward_batch_generation(batch, is_verify=True)
     logits = result.logits_output.next_token_logits
-    draws = draw_window(logits, window.drafts, positions[:, 0], states, batch)
+    draws = draw_window(logits, window.drafts, positions[:, 0], states, batch, noise)
     accepted = accepted_lengths(window.drafts, draws, window.verified_lens)
     committed = _committed_tokens(draws, accepted)
     if batch.return_logprob:
@@ -90,13 +98,19 @@ def verify(target: Any, batch: Any, window: Window, states: list[RequestState]) 
     return result
 
 
-def draw_first(target: Any, batch: Any, states: list[RequestState], pp_proxy_tensors: Any) -> GenerationBatchResult:  # noqa: ANN401
+def draw_first(
+    target: Any,  # noqa: ANN401
+    batch: Any,  # noqa: ANN401
+    states: list[RequestState],
+    noise: NoiseTable,
+    pp_proxy_tensors: Any,  # noqa: ANN401
+) -> GenerationBatchResult:
     """A prefill forward and the draw of each request's next token (a dummy where a prompt is not yet complete)."""
     result = target.forward_batch_generation(batch, is_verify=True, pp_proxy_tensors=pp_proxy_tensors)
     last_positions = batch.seq_lens.long() - 1
     no_drafts = torch.empty(len(states), 0, dtype=torch.int64, device=last_positions.device)
     logits = result.logits_output.next_token_logits
-    draws = draw_window(logits, no_drafts, last_positions, states, batch).view(-1)
+    draws = draw_window(logits, no_drafts, last_positions, states, batch, noise).view(-1)
     if batch.return_logprob:
         compute_spec_logprobs(batch, result.logits_output, draws, chain_stride=1)
         result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.view(-1)

@@ -25,6 +25,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
 from sglang_ssd.policy.running import RunningMean
+from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, Ready
 from sglang_ssd.scheduler.draws import draws_one_wide
 from sglang_ssd.scheduler.figures import Figures
@@ -64,6 +65,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self.speculative_num_draft_tokens = self.speculative_num_steps + 1
         self._options = SchedulerOptions.of(server_args)
         self._book = RequestBook(server_seed=target_worker.random_seed, num_steps=self.speculative_num_steps)
+        self._noise = NoiseTable.of(target_worker.model_config.vocab_size, self.device)
         self._pending: deque[_PendingRound] = deque()
         self._rounds = 0
         self.figures = Figures(
@@ -126,7 +128,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         states = [self._book.state(req) for req in batch.reqs]
         for state in states:
             self._announce(state)
-        result = draw_first(self.target_worker, batch, states, pp_proxy_tensors)
+        result = draw_first(self.target_worker, batch, states, self._noise, pp_proxy_tensors)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         complete = [int(end) == state.length for end, state in zip(_extend_ends(batch), states, strict=True)]
@@ -160,7 +162,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         collecting = time.perf_counter()
         window, verified = self._window(self._collect(states, limits), limits)
         collected = time.perf_counter()
-        result = verify(self.target_worker, batch, window, states)
+        result = verify(self.target_worker, batch, window, states, self._noise)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         copy = HostCopy(result.next_token_ids.view(len(states), -1), result.accept_lens)

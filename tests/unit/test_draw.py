@@ -9,29 +9,31 @@ from hypothesis import strategies as st
 
 from sglang_ssd.sampling.accept import accepted_lengths
 from sglang_ssd.sampling.candidates import best_candidates
-from sglang_ssd.sampling.draw import TOP_K_ALL, DrawParameters, draw, filter_mask
+from sglang_ssd.sampling.draw import DrawParameters, draw
+from sglang_ssd.sampling.filters import TOP_K_ALL, Filters, filter_mask
+from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
 from sglang_ssd.sampling.seeds import derive_seed
+from tests.unit.reference_draw import reference_mask, reference_scores
 from tests.unit.test_noise import MASK, murmur3_reference
 
 CI = settings(derandomize=True, deadline=None, max_examples=200)
 
 
-def parameters(rows: int, **values: object) -> DrawParameters:
-    defaults = {"temperatures": 1.0, "top_ks": TOP_K_ALL, "top_ps": 1.0, "min_ps": 0.0, "seeds": 0, "positions": 0}
-    kinds = {"top_ks": torch.int64, "seeds": torch.int64, "positions": torch.int64}
+NOISE = NoiseTable.of(50_000)
 
-    def column(name: str) -> torch.Tensor:
-        given_value = values.get(name, defaults[name])
-        listed = given_value if isinstance(given_value, list) else [given_value] * rows
-        return torch.tensor(listed, dtype=kinds.get(name, torch.float32))
 
-    return DrawParameters(**{name: column(name) for name in defaults})
+def filters(rows: int, top_k: int = TOP_K_ALL, top_p: float = 1.0, min_p: float = 0.0) -> Filters:
+    return Filters(torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p))
+
+
+def parameters(seeds: list[int], positions: list[int], t: float, cut: Filters | None = None) -> DrawParameters:
+    """All rows sample at temperature ``t``."""
+    rows = len(seeds)
+    return DrawParameters(torch.arange(rows), torch.full((rows,), t), torch.tensor(seeds), torch.tensor(positions), cut)
 
 
 def reference_draw(logits: np.ndarray, t: float, top_k: int, top_p: float, min_p: float, seed: int, pos: int) -> int:
-    if t == 0:
-        return int(np.argmax(logits))
     scaled = logits.astype(np.float32) / np.float32(t)
     p = np.exp(scaled - scaled.max())
     p /= p.sum()
@@ -52,7 +54,7 @@ def reference_draw(logits: np.ndarray, t: float, top_k: int, top_p: float, min_p
 @CI
 @given(
     st.integers(0, 2**32 - 1),
-    st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    st.sampled_from([0.3, 1.0, 2.0]),
     st.sampled_from([2, 5, TOP_K_ALL]),
     st.sampled_from([0.35, 0.8, 1.0]),
     st.sampled_from([0.0, 0.07, 0.4]),
@@ -61,27 +63,80 @@ def test_draw_equals_the_dense_reference(seed: int, t: float, top_k: int, top_p:
     generator = np.random.default_rng(seed)
     logits = generator.normal(0, 2, size=(3, 40)).astype(np.float32)
     seeds, positions = [seed, -seed, seed + 1], [0, 7, 500]
-    drawn = draw(
-        torch.from_numpy(logits),
-        parameters(3, temperatures=t, top_ks=top_k, top_ps=top_p, min_ps=min_p, seeds=seeds, positions=positions),
-        all_greedy=False,
-    )
+    cut = filters(3, top_k, top_p, min_p)
+    drawn = draw(torch.from_numpy(logits), parameters(seeds, positions, t, cut), NOISE)
     expected = [
         reference_draw(row, t, top_k, top_p, min_p, s, p) for row, s, p in zip(logits, seeds, positions, strict=True)
     ]
     assert drawn.tolist() == expected
 
 
+@st.composite
+def logit_rows(draw_value: st.DrawFn) -> torch.Tensor:
+    """Rows of every kind: wide, flat, full of ties, mostly impossible, and with one token that takes all."""
+    vocab_size = draw_value(st.sampled_from([2, 9, 300, 5000]))
+    seed, spread = draw_value(st.integers(0, 10_000)), draw_value(st.sampled_from([0.0, 0.01, 1.0, 3.0, 40.0]))
+    logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+    if draw_value(st.booleans()):
+        logits = logits.round()  # ties
+    if draw_value(st.booleans()):
+        logits[1, 1::2] = -torch.inf
+        logits[2, 1:] = -torch.inf
+    return logits
+
+
+@CI
+@given(
+    logits=logit_rows(),
+    t=st.sampled_from([1e-3, 0.2, 1.0, 5.0, 1e4]),
+    top_k=st.sampled_from([2, 3, 50, 1500, TOP_K_ALL]),
+    top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.001, 0.3, 1.0]),
+    seed=st.integers(-(2**63), 2**63 - 4),
+)
+def test_draws_and_masks_are_those_of_the_simple_form(
+    logits: torch.Tensor, t: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    cut, rows = filters(4, top_k, top_p, min_p), len(logits)
+    seeds, positions = [seed + i for i in range(rows)], [3, 0, 7, 2**31 - 1]
+    p = torch.softmax(logits / t, dim=-1)
+    assert torch.equal(filter_mask(p, cut), reference_mask(p, cut))
+    expected = reference_scores(logits, torch.full((rows,), t), cut, (torch.tensor(seeds), torch.tensor(positions)))
+    drawn = draw(logits, parameters(seeds, positions, t, cut), NOISE)
+    assert torch.equal(drawn, expected.argmax(-1))
+
+
+def test_draws_over_a_large_vocabulary_are_those_of_the_simple_form() -> None:
+    logits = torch.randn(8, 49_152, generator=torch.Generator().manual_seed(5)) * 2
+    seeds, positions = list(range(8)), list(range(8))
+    for cut in (filters(8), filters(8, top_p=0.95), filters(8, top_k=40), filters(8, min_p=0.02)):
+        key = (torch.tensor(seeds), torch.tensor(positions))
+        expected = reference_scores(logits, torch.full((8,), 0.9), cut, key).argmax(-1)
+        assert torch.equal(draw(logits, parameters(seeds, positions, 0.9, cut), NOISE), expected)
+
+
 def test_greedy_rows_are_argmax_in_a_mixed_batch() -> None:
-    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [0.0, 3.0, 2.9, 1.0]])
-    mixed = draw(logits, parameters(2, temperatures=[0.0, 50.0], seeds=5), all_greedy=False)
-    assert mixed[0] == 1
+    logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(1))
+    logits[3, [4, 9]] = 30.0
+    mixed = DrawParameters(torch.tensor([0, 2]), torch.full((2,), 2.0), torch.tensor([8, 9]), torch.tensor([1, 1]))
+    together = draw(logits, mixed, NOISE)
+    assert torch.equal(together[[1, 3, 4]], logits[[1, 3, 4]].argmax(-1))
+    assert together[3] == 4
+    assert torch.equal(together[[0, 2]], draw(logits[[0, 2]], parameters([8, 9], [1, 1], 2.0), NOISE))
+    assert torch.equal(draw(logits, None, NOISE), logits.argmax(-1))
 
 
 def test_filters_cut_equal_probabilities_at_the_lowest_id() -> None:
     p = torch.tensor([[0.25, 0.25, 0.25, 0.25]])
-    assert filter_mask(p, parameters(1, top_ks=2)).tolist() == [[True, True, False, False]]
-    assert filter_mask(p, parameters(1, top_ps=0.0)).tolist() == [[True, False, False, False]]
+    assert filter_mask(p, filters(1, top_k=2)).tolist() == [[True, True, False, False]]
+    assert filter_mask(p, filters(1, top_p=0.0)).tolist() == [[True, False, False, False]]
+    assert filter_mask(p, filters(1, top_p=0.5)).tolist() == [[True, True, True, False]]
+
+
+def test_top_p_of_one_keeps_what_rounding_would_cut() -> None:
+    p = torch.full((1, 30_000), 1 / 30_000)
+    assert p.double().sum() > 1
+    assert filter_mask(p, filters(1, top_k=29_999)).sum() == 29_999
 
 
 @CI
@@ -138,15 +193,9 @@ def test_the_draft_ranks_by_the_scores_that_the_target_draws_by() -> None:
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(3)) * 2
     seeds, positions = torch.arange(50) * 1_000_003, torch.arange(50)
     for temperature in (0.0, 0.7, 1.3):
-        temperatures = torch.full((50,), temperature)
-        ids, scores = best_candidates(logits, temperatures, seeds, positions, 5)
-        drawn = draw(
-            logits,
-            DrawParameters(
-                temperatures, torch.full((50,), TOP_K_ALL), torch.ones(50), torch.zeros(50), seeds, positions
-            ),
-            all_greedy=temperature == 0,
-        )
+        ids, scores = best_candidates(logits, torch.full((50,), temperature), seeds, positions, 5)
+        sampling = parameters(seeds.tolist(), positions.tolist(), temperature) if temperature else None
+        drawn = draw(logits, sampling, NOISE)
         assert (ids[:, 0] == drawn).float().mean() > 0.97  # only a noise maximum outside the shortlist may differ
         assert bool((scores.diff(dim=1) <= 0).all())
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from sglang_ssd.sampling.noise import gumbel, noise_bits, scrambled_ids
+from sglang_ssd.sampling.noise import NoiseTable, as_unsigned, gumbel, noise_bits, scrambled_ids
 
 MASK = 0xFFFFFFFF
 
@@ -38,18 +38,18 @@ def murmur3_reference(blocks: list[int]) -> int:
 )
 def test_bits_are_murmur3(seed: int, position: int, token: int) -> None:
     bits = noise_bits(torch.tensor([seed]), torch.tensor([position]), scrambled_ids(torch.tensor([token])))
-    assert bits.item() == murmur3_reference([seed & MASK, (seed >> 32) & MASK, position, token])
+    assert as_unsigned(bits).item() == murmur3_reference([seed & MASK, (seed >> 32) & MASK, position, token])
 
 
 def test_rows_of_ids_give_the_same_bits_as_one_shared_row() -> None:
     seeds, positions = torch.tensor([7, -9]), torch.tensor([3, 4])
     ids = torch.tensor([[5, 900, 31], [2, 5, 77]])
-    shared = noise_bits(seeds, positions, scrambled_ids(torch.arange(1000)))
+    shared = NoiseTable.of(2000).bits(seeds, positions, 1000)
     assert torch.equal(noise_bits(seeds, positions, scrambled_ids(ids)), shared.gather(1, ids))
 
 
 def test_gumbel_is_finite_at_both_ends_and_exact_inside() -> None:
-    noise = gumbel(torch.tensor([0, 2**31, 2**32 - 1]))
+    noise = gumbel(torch.tensor([0, -(2**31), -1], dtype=torch.int32))
     assert torch.isfinite(noise).all()
     assert math.isclose(noise[1].item(), -math.log(-math.log(2**31 / (2**32 - 1))), rel_tol=1e-12)
     assert noise[0] < noise[1] < noise[2]
