@@ -81,10 +81,10 @@ class Drafter:
         session.growth = Growth(fan_out, waiting)
         return session.growth
 
-    def _depth(self, session: Session, k: int) -> int:
+    @staticmethod
+    def _depth(session: Session, k: int) -> int:
         """Draft tokens that are of use after k accepted drafts and a bonus token."""
-        room = self._cache.context_length - session.length - k
-        return min(session.target.num_steps, session.remaining - k - 2, room)
+        return min(session.target.num_steps, session.remaining - k - 2)
 
     def _trunk(self, forward: Forward, session: Session, guesses_from: int, *, drafting: bool) -> bool:
         """Run what has no KV of text and chain, and see to guesses from position ``guesses_from`` on; False: starved.

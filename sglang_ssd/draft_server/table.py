@@ -27,8 +27,7 @@ class Table:
         return self._rows.take()
 
     def give(self, row: int) -> None:
-        """Back; what was still to be written into it is dropped, so that its next owner's writes stand alone."""
-        self._entries = {where: slot for where, slot in self._entries.items() if where[0] != row}
+        """Back, with no fork into it left to be made: it would meet its next owner's. Entries are overwritten anyway."""
         self._forks = [fork for fork in self._forks if fork[2] != row]
         self._rows.give(row)
 

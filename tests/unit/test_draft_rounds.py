@@ -127,6 +127,7 @@ def test_no_token_of_the_trunk_runs_twice(harness):
     harness.settle()
     counts = harness.session(1).growth.fan_out
     assert sum(counts) == 6
+    assert harness.server.cache.table.free == 40 - 1  # branches that are done need no row
     assert rows_run(harness) == (1, 6 * 3)
     for _ in range(3):
         harness.play(1, continuation(harness.texts[1], 4))
@@ -214,6 +215,7 @@ def test_with_time_left_the_leaves_run_and_the_next_tail_is_free():
     harness.play(1, continuation(harness.texts[1], 4))
     harness.settle()
     assert rows_run(harness) == (0, 6 * (3 + 1))
+    assert harness.server.cache.table.free == 40 - 1
 
 
 def test_sync_drafts_only_after_the_outcome():
@@ -311,8 +313,9 @@ def test_a_session_that_cannot_be_drafted_for_is_answered_with_nothing(tokens):
     assert harness.play(1, [best(PROMPT)]).source == "hit"
 
 
-def test_nothing_is_forwarded_at_or_beyond_the_context_length():
-    harness = Harness(FakeEngine(slots=400, rows=40, context_length=16))
+@pytest.mark.parametrize("wait", ["auto", "full"])
+def test_nothing_is_forwarded_at_or_beyond_the_context_length(wait):
+    harness = Harness(FakeEngine(slots=400, rows=40, context_length=16), wait=wait)
     start(harness)
     lengths = []
     news = [best(PROMPT)]
@@ -361,6 +364,8 @@ def test_a_padded_vocabulary_is_welcome_and_only_common_ids_are_drafted():
     for _ in range(5):
         row = harness.play(1, [next(t for t in guess(harness.texts[1], None, 6, 4) if t < 4)])
         assert all(token < 4 for token in tokens_of(row))
+        harness.settle()
+        assert all(branch.first < 4 for branch in harness.session(1).growth.branches())
 
 
 def test_strays_are_counted_and_told_to_say_hello(harness):
@@ -392,6 +397,17 @@ def test_what_does_not_continue_our_text_gets_base_zero(harness):
     assert harness.server.figures()["stale_frames"] == before + 2
 
 
+def test_what_contradicts_our_text_gets_base_zero(harness):
+    """The outcome overlaps with what was confirmed, but says something else."""
+    start(harness)
+    harness.play(1, [1])
+    harness.texts[1][-1] = 2
+    harness.send(harness.outcome(1, [3], base=len(PROMPT), verified=0))
+    harness.settle()
+    (answer,) = harness.mailbox.take(Speculations)
+    assert [(row.base, row.source) for row in answer.rows] == [(0, "none")]
+
+
 def test_an_older_epoch_is_dropped(harness):
     start(harness, epoch=5)
     harness.mailbox.take()
@@ -414,6 +430,32 @@ def test_a_session_that_ends_while_its_answer_is_drafted_is_let_go(harness):
     harness.settle()
     assert harness.mailbox.take(Speculations) == []
     assert not harness.server.rounds.drafting
+    harness.server.cache.check()
+
+
+def test_a_draft_that_was_superseded_is_not_answered(harness):
+    start(harness)
+    harness.mailbox.take()
+    base = len(PROMPT)
+    miss = next(t for t in range(6) if t not in guess(PROMPT, None, 6, 4))
+    harness.send(harness.outcome(1, [miss]))
+    harness.server.turn()
+    harness.send(harness.outcome(1, [5], base=base, verified=0), fallback=("none",), verify_us=1)
+    harness.settle()
+    (answer,) = harness.mailbox.take(Speculations)
+    assert (answer.round, answer.rows[0].base) == (2, base + 2)
+
+
+def test_a_branch_goes_on_when_the_session_that_began_it_ends():
+    harness = Harness(FakeEngine(slots=400, rows=60), wait="auto")
+    harness.prefill(1, PROMPT)
+    harness.prefill(2, PROMPT)
+    while not (growth := harness.session(2).growth) or not any(branch.nodes for branch in growth.live):
+        harness.server.turn()
+    harness.close(1)
+    harness.settle()
+    row = harness.play(2, [best(PROMPT)])
+    assert (row.source, tokens_of(row)) == ("hit", continuation(harness.texts[2], 3))
     harness.server.cache.check()
 
 

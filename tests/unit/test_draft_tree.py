@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 
 from sglang_ssd.draft_server.pool import Pool
+from sglang_ssd.draft_server.table import Table
 from sglang_ssd.draft_server.tree import Tree
+from tests.support import FakeEngine
 
 
 def grow(tree, parent, *tokens, committed=True):
@@ -203,3 +205,21 @@ def test_a_pool_hands_out_each_id_once():
     assert taken[4] is None
     pool.give(5)
     assert (len(pool), pool.take()) == (1, 5)
+
+
+def test_a_row_given_back_takes_no_fork_of_its_last_owner():
+    """Two forks into one row in one call would have no order."""
+    engine = FakeEngine(rows=3)
+    engine.table[0], engine.table[1] = 5, 6
+    table = Table(engine)
+    assert [table.take() for _ in range(3)] == [0, 1, 2]
+    table.fork(0, 10, 2)
+    table.give(2)
+    row = table.take()
+    table.fork(1, 8, row)
+    table.enter(1, 7, 9)
+    asked = []
+    engine.fork = lambda *columns: (asked.append(columns), FakeEngine.fork(engine, *columns))
+    table.flush()
+    assert [column.tolist() for column in asked[0]] == [[1], [8], [2]]
+    assert engine.table[2, :9].tolist() == [6] * 7 + [9, 0]
