@@ -1,7 +1,8 @@
 """The law of what is emitted is the target's, whatever was proposed: chi-square over many draws.
 
 The target is a random Markov chain over 8 tokens, so the law of a token given the one before it is known exactly. Each
-check runs the tensor functions of both rules and looks at the first token of a window and at the pairs (first, second) wherever a second was emitted.
+check runs the tensor functions of a rule and looks at the first token of a window, and at the pairs (first, second)
+wherever a second was emitted.
 
 False alarms: fewer than 1,000 chi-squares are made here, each failing a right program with probability 1e-9, so
 less than 1e-6 for the suite. (Seeds are fixed: it cannot fail at random, only for who changes the code.)
