@@ -27,7 +27,7 @@ class Table:
         return self._rows.take()
 
     def give(self, row: int) -> None:
-        """Back, with no fork into it left to be made: it would meet its next owner's. Entries are overwritten anyway."""
+        """Back, with no fork into it left to be made: it would meet its next owner's. Entries are overwritten."""
         self._forks = [fork for fork in self._forks if fork[2] != row]
         self._rows.give(row)
 

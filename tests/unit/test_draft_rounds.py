@@ -228,6 +228,37 @@ def test_sync_drafts_only_after_the_outcome():
     assert sum(harness.engine.decoded) == (1 + 1 + 2) + 2 * (2 + 2)  # last prompt token, bonus; later tail and bonus
 
 
+def test_sync_answers_nothing_from_the_cache():
+    """Another session has drafted the same text already; the baseline still counts its own drafting."""
+    harness = Harness(FakeEngine(slots=400, rows=40), mode="sync", wait="auto")
+    for session in (1, 2):
+        harness.prefill(session, PROMPT)
+        harness.settle()
+        row = harness.play(session, [best(PROMPT)])
+        assert (row.source, tokens_of(row)) == ("jit", continuation(harness.texts[1], 3))
+
+
+def test_a_seed_of_64_bits_is_the_same_noise_on_both_sides():
+    harness = Harness(FakeEngine(slots=400, rows=60))
+    start(harness, temperature=0.5, seed=2**64 - 3)
+    row = harness.play(1, [guess(PROMPT, (0.5, -3), 6, 4)[0]])
+    assert (row.source, tokens_of(row)) == ("hit", continuation(harness.texts[1], 3, key=(0.5, -3)))
+
+
+def test_the_planner_learns_from_verified_rounds_only(harness):
+    start(harness)
+    acceptance = harness.session(1).target.planner.acceptance
+    harness.play(1, [best(PROMPT)])
+    before = acceptance.rate
+    harness.play(1, continuation(harness.texts[1], 4))
+    assert acceptance.rate > before
+    before = acceptance.rate
+    harness.play(1, continuation(harness.texts[1], 1), verified=0)
+    assert acceptance.rate == before
+    harness.play(1, [best(harness.texts[1], 1)])
+    assert acceptance.rate < before
+
+
 def test_the_same_noise_key_or_a_run_of_its_own():
     """Two sessions share a text but not a seed: each drafts with its own noise, over shared nodes."""
     harness = Harness(FakeEngine(slots=400, rows=60))
@@ -237,11 +268,14 @@ def test_the_same_noise_key_or_a_run_of_its_own():
     harness.prefill(2, PROMPT, temperature=0.5, seed=2)
     harness.settle()
     assert harness.server.cache.tree.nodes < 2 * used - len(PROMPT) + 1
+    rows_run(harness)
     for session, seed in ((1, 1), (2, 2)):
         key = (0.5, seed)
         row = harness.play(session, [guess(PROMPT, key, 6, 4)[0]])
         assert row.source == "hit"
         assert tokens_of(row) == continuation(harness.texts[session], 3, key=key)
+    harness.settle()
+    assert rows_run(harness)[0] == 2  # each chain's last token: what was drawn before is kept
     harness.server.cache.check()
 
 
@@ -478,6 +512,28 @@ def test_when_slots_are_short_branches_go_first_and_text_last():
     assert harness.play(1, [best(PROMPT)]).source in {"hit", "partial", "jit"}
     harness.server.cache.check()
     assert harness.session(1).row is not None
+
+
+def test_when_slots_are_short_the_best_branches_are_finished():
+    harness = Harness(FakeEngine(slots=len(PROMPT) + 10, rows=40))
+    start(harness)
+    branches = harness.session(1).growth.branches()
+    assert harness.server.drafter.shed == 1
+    assert [branch.first for branch in branches] == guess(PROMPT, None, 6, 4)[:3]
+    assert [len(branch.nodes) for branch in branches] == [3, 3, 3]
+
+
+def test_a_growing_text_takes_the_slots_of_guesses():
+    harness = Harness(FakeEngine(slots=46, rows=60))
+    start(harness)
+    harness.prefill(2, [2, *PROMPT])
+    harness.settle()
+    for _ in range(16):  # text of 10 + 16 and 11, and hardly a slot for a branch
+        harness.play(1, [next(t for t in range(6) if t not in guess(harness.texts[1], None, 6, 4))])
+        assert harness.session(1).row is not None
+        harness.settle()
+    assert harness.server.drafter.shed > 0
+    harness.server.cache.check()
 
 
 def test_a_text_that_finds_no_slots_waits_until_another_ends():
