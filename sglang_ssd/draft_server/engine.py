@@ -35,7 +35,8 @@ class EngineSettings:
     """What a draft engine is made of: ``Engine(settings)``. Its ``limits`` may be smaller than asked here.
 
     ``dtype`` is ``auto`` (the checkpoint's), ``float32`` or ``bfloat16``; ``candidates`` is M, the best next tokens
-    that every row of a forward keeps; ``context_length`` None is the checkpoint's own.
+    that every row of a forward keeps; ``context_length`` None is the checkpoint's own; ``token_map`` is a
+    file of the only tokens that it may propose (:mod:`~sglang_ssd.draft_server.token_map`).
     """
 
     model_path: str
@@ -45,6 +46,7 @@ class EngineSettings:
     rows: int = 1024
     context_length: int | None = None
     candidates: int = 16
+    token_map: str | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
+from sglang_ssd.draft_server.token_map import load_token_map
 from sglang_ssd.sampling.candidates import best_candidates
 
 logger = logging.getLogger(__name__)
@@ -34,13 +35,18 @@ class SGLangEngine:
     """A DraftEngine (see :mod:`sglang_ssd.draft_server.engine`); one per process, for SGLang's context is global."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Load the model, with SGLang's progress bar. Raises UnsupportedModel, or what SGLang raises."""
+        """Load the model, with SGLang's progress bar. Raises UnsupportedModel, ConfigError, or what SGLang
+        raises.
+        """
         self._runner = _start_runner(settings)
         _check_pools(self._runner, settings)
         config = self._runner.model_config
         self._device = torch.device(self._runner.device)
         self._table: Tensor = self._runner.req_to_token_pool.req_to_token
-        self._candidates = min(settings.candidates, config.vocab_size)
+        self._token_map = _mapped(settings, config.vocab_size, self._device)
+        self._candidates = min(
+            settings.candidates, config.vocab_size if self._token_map is None else len(self._token_map)
+        )
         self.limits = EngineLimits(
             slots=min(settings.slots, self._runner.max_total_num_tokens),
             rows=settings.rows,
@@ -85,12 +91,13 @@ class SGLangEngine:
     def _decode_part(self, batch: Rows, part: slice) -> Tensor:
         """Candidates of some rows in one float64 tensor [B, 2M], ids then scores: one copy to the host suffices."""
         columns = (batch.rows + 1, batch.positions, batch.tokens, batch.slots, batch.seeds)
-        temperatures = batch.temperatures.astype(np.float64).view(np.int64)
-        rows, positions, tokens, slots, seeds, bits = self._to_device(*(c[part] for c in (*columns, temperatures)))
+        wide = batch.temperatures.astype(np.float64).view(np.int64)
+        rows, positions, tokens, slots, seeds, bits = self._to_device(*(c[part] for c in (*columns, wide)))
         self._enter(rows, positions, slots)
         lengths = torch.from_numpy(batch.positions[part] + 1)
         logits = self._forward(_batch(rows, lengths, tokens, slots, positions))
-        ids, scores = best_candidates(logits, bits.view(torch.float64).float(), seeds, positions, self._candidates)
+        temperatures = bits.view(torch.float64).float()
+        ids, scores = best_candidates(logits, temperatures, seeds, positions, self._candidates, self._token_map)
         return torch.cat([ids.double(), scores.double()], dim=1)
 
     def _to_device(self, *columns: Ints) -> Tensor:
@@ -107,6 +114,34 @@ class SGLangEngine:
         self._runner.kv_index_translator.bind_own_plan(batch)
         logits: Tensor = self._runner.forward(batch).logits_output.next_token_logits
         return logits
+
+
+def _mapped(settings: EngineSettings, vocab_size: int, device: torch.device) -> Tensor | None:
+    return None if settings.token_map is None else load_token_map(settings.token_map, vocab_size).to(device)
+
+
+class _OutputRows(torch.nn.Module):
+    """What SGLang's LogitsProcessor asks of an output layer without quantisation: its ``weight`` [M, hidden]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
+def _keep_mapped_rows(runner: Any, settings: EngineSettings) -> None:  # noqa: ANN401 - sglang's ModelRunner
+    """Give the model an output layer of the mapped tokens only, before graphs are captured; a tied embedding stays.
+
+    A graph's logits buffer is as wide as the vocabulary: LogitsProcessor leaves it aside when the widths differ.
+    """
+    token_map = _mapped(settings, runner.model_config.vocab_size, torch.device(runner.device))
+    if token_map is None:
+        return
+    head = getattr(runner.model, "lm_head", None)
+    weight = getattr(head, "weight", None)
+    if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        raise UnsupportedModel(f"{settings.model_path} has no plain output layer, so it cannot have a token map.")
+    runner.model.lm_head = _OutputRows(weight.data[token_map].clone())
+    logger.info("The draft proposes %d of its %d tokens.", len(token_map), runner.model_config.vocab_size)
 
 
 def graph_batch_sizes(rows: int) -> list[int]:
@@ -179,6 +214,7 @@ def _start_runner(settings: EngineSettings) -> Any:  # noqa: ANN401 - sglang's M
         nccl_port=port,
         server_args=arguments,
     )
+    _keep_mapped_rows(runner, settings)
     runner.alloc_memory_pool()
     runner.init_attention_backends()
     runner.init_cuda_graphs()

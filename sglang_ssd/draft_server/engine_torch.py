@@ -19,6 +19,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
 from sglang_ssd.draft_server.rope import rope_tables, rotate
+from sglang_ssd.draft_server.token_map import load_token_map
 from sglang_ssd.sampling.candidates import best_candidates
 
 
@@ -27,19 +28,23 @@ class UnsupportedModel(ValueError):
 
 
 class TorchEngine:
-    """See :class:`~sglang_ssd.draft_server.engine.DraftEngine`. Raises UnsupportedModel, UnknownRope, OSError."""
+    """See :class:`~sglang_ssd.draft_server.engine.DraftEngine`. Raises UnsupportedModel, UnknownRope, ConfigError,
+    OSError.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         config = _read_config(Path(settings.model_path))
         self._device = torch.device(settings.device)
         self._dtype = _dtype(settings.dtype, config)
-        self._count = min(settings.candidates, config["vocab_size"])
         self._layers: int = config["num_hidden_layers"]
         self._heads: int = config["num_attention_heads"]
         self._kv_heads: int = config.get("num_key_value_heads") or self._heads
         self._head_dim: int = config.get("head_dim") or config["hidden_size"] // self._heads
         self._epsilon: float = config["rms_norm_eps"]
         self._weights = _load_weights(Path(settings.model_path), self._device, self._dtype)
+        self._token_map = _mapped(settings, config["vocab_size"], self._device)
+        self._output = self._output_rows()
+        self._count = min(settings.candidates, len(self._output))
         longest = config["max_position_embeddings"]
         self.limits = EngineLimits(
             slots=settings.slots,
@@ -72,12 +77,14 @@ class TorchEngine:
         logits = self.logits(batch)
         temperatures = torch.from_numpy(batch.temperatures).to(self._device)
         seeds, positions = self._put(batch.seeds), self._put(batch.positions)
-        ids, scores = best_candidates(logits, temperatures, seeds, positions, self._count)
+        ids, scores = best_candidates(logits, temperatures, seeds, positions, self._count, self._token_map)
         return Candidates(ids.cpu().numpy(), scores.cpu().numpy())
 
     @torch.inference_mode()
     def logits(self, batch: Rows) -> Tensor:
-        """The forward of :meth:`decode`: float32 [B, V], what each row predicts for the position after its own."""
+        """The forward of :meth:`decode`: float32 [B, V], or [B, M] with a token map: what each row predicts
+        for the position after its own.
+        """
         self.write(batch.rows, batch.positions, batch.slots)
         positions = self._put(batch.positions)
         reach = int(batch.positions.max()) + 1
@@ -85,7 +92,7 @@ class TorchEngine:
         visible = torch.arange(reach, device=self._device) <= positions[:, None]  # [B, reach]
         hidden = self._layers_over(batch.tokens, positions, batch.slots, index, visible[:, None])
         hidden = self._norm(hidden, "model.norm")
-        return linear(hidden, self._output()).float()
+        return linear(hidden, self._output).float()
 
     @torch.inference_mode()
     def extend(self, row: int, start: int, tokens: Ints, slots: Ints) -> None:
@@ -142,9 +149,10 @@ class TorchEngine:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, x.shape[-1:], self._weights[f"{name}.weight"], self._epsilon)
 
-    def _output(self) -> Tensor:
+    def _output_rows(self) -> Tensor:
         tied = self._weights["model.embed_tokens.weight"]
-        return self._weights.get("lm_head.weight", tied)
+        rows = self._weights.get("lm_head.weight", tied)
+        return rows if self._token_map is None else rows[self._token_map]
 
     def _put(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -158,6 +166,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     if config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel("the torch engine has no biases and no activation but silu; use --engine sglang")
     return config
+
+
+def _mapped(settings: EngineSettings, vocab_size: int, device: torch.device) -> Tensor | None:
+    return None if settings.token_map is None else load_token_map(settings.token_map, vocab_size).to(device)
 
 
 def _dtype(asked: str, config: dict[str, Any]) -> torch.dtype:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_ssd.config import ConfigError, check_endpoint
 from sglang_ssd.draft_server.engine import EngineSettings
+from sglang_ssd.draft_server.token_map import token_map_of
 
 _CANDIDATES = 16
 """Best next tokens kept per node: the most candidates that one outcome can have."""
@@ -37,6 +38,11 @@ class DraftSettings:
         None,
     )
     context_length: int | None = _option("Longest text drafted for. Default: the checkpoint's.", None)
+    token_map: str | None = _option(
+        "File of the only tokens to propose, as SGLang's --speculative-token-map. "
+        "Default: token_map.pt of the model's folder, if there is one.",
+        None,
+    )
     parent_pipe: int | None = _option("File descriptor whose end means that the process that started us is gone.", None)
 
     def __post_init__(self) -> None:
@@ -47,6 +53,8 @@ class DraftSettings:
         check_endpoint(self.endpoint)
         if not (Path(self.model_path) / "config.json").is_file():
             raise ConfigError(f"--model-path {self.model_path} is no checkpoint: it has no config.json.")
+        if self.token_map is not None and not Path(self.token_map).is_file():
+            raise ConfigError(f"--token-map {self.token_map} is no file.")
         for name, least in (("max_total_tokens", 256), ("max_sessions", 1), ("max_rows", 2), ("context_length", 8)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -79,6 +87,7 @@ class DraftSettings:
             rows=self.max_rows or min(1024, 16 * self.max_sessions),
             context_length=self.context_length,
             candidates=_CANDIDATES,
+            token_map=token_map_of(self.model_path, self.token_map),
         )
 
 

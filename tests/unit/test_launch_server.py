@@ -226,7 +226,8 @@ def options_of(child: Child) -> dict[str, str]:
 
 
 def test_the_draft_servers_command_line(tmp_path: Path) -> None:
-    decided = plan("--dtype", "float32", "--context-length", "300", "--speculative-ssd-draft-engine", "torch")
+    given = ["--dtype", "float32", "--context-length", "300", "--speculative-token-map", "map.pt"]
+    decided = plan(*given, "--speculative-ssd-draft-engine", "torch")
     child = draft_child(decided.arguments, decided.placement, tmp_path)
     assert options_of(child) == {
         "--model-path": "draft",
@@ -237,6 +238,7 @@ def test_the_draft_servers_command_line(tmp_path: Path) -> None:
         "--max-total-tokens": "32768",
         "--max-sessions": "32",
         "--context-length": "300",
+        "--token-map": "map.pt",
         "--parent-pipe": PIPE,
     }
     assert endpoint_in(tmp_path) == f"ipc://{child.ready_path}"
