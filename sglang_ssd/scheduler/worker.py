@@ -194,8 +194,9 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         for seconds, in_time in self._client.take_answer_times():
             self._deadline.answered(seconds, in_time=in_time)
         worth_s = self._accepted.value * self._verify_s.value if self._verify_s.observed else 1.0
-        found, timed_out = self._client.collect(wanted, self._deadline.allowance_s(worth_s))
-        if timed_out:
+        allowance_s = self._deadline.allowance_s(worth_s)
+        found, timed_out = self._client.collect(wanted, allowance_s)
+        if timed_out and allowance_s > 0:
             self.figures.timeouts += 1
             self._deadline.missed()
         self._reopen_lost()
