@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_ssd import tokenizers
 from sglang_ssd.config import ConfigError
 from sglang_ssd.launcher.arguments import ALGORITHM, Arguments
+from sglang_ssd.support import check_settings
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -20,19 +20,6 @@ DISTRIBUTION = "sglang-ssd"
 PLUGIN_GROUP = "sglang.srt.plugins"
 PLUGIN_NAME = "sglang_ssd"
 WHITELIST_VARIABLE = "SGLANG_PLUGINS"
-_NOT_YET: tuple[tuple[Callable[[ServerArgs], bool], str], ...] = (
-    (lambda s: s.pp_size > 1, "pipeline parallelism: use --pp-size 1 (and --tp-size for several GPUs)"),
-    (
-        lambda s: s.enable_dp_attention or s.attn_dp_size > 1,
-        "data-parallel attention: leave --enable-dp-attention away",
-    ),
-    (lambda s: bool(s.enable_lora or s.lora_paths), "LoRA adapters: leave --enable-lora and --lora-paths away"),
-    (lambda s: s.tokenizer_worker_num > 1, "several tokenizer processes: use --tokenizer-worker-num 1"),
-    (lambda s: s.nnodes > 1, "several nodes: use --nnodes 1"),
-    (lambda s: s.disaggregation_mode != "null", "split prefill and decode: leave --disaggregation-mode away"),
-    (lambda s: s.use_ray or s.encoder_only, "Ray and encoder-only servers: leave --use-ray and --encoder-only away"),
-    (lambda s: s.smg_grpc_mode or s.grpc_mode, "the gRPC server mode: leave --grpc-mode and --smg-grpc-mode away"),
-)
 
 
 def check_plugin_visible() -> None:
@@ -84,9 +71,7 @@ def check_supported(arguments: Arguments) -> None:
         raise ConfigError(
             f"--speculative-algorithm {server.speculative_algorithm} is not ours: leave it away, or use `sglang serve`."
         )
-    for asked_for, what in _NOT_YET:
-        if asked_for(server):
-            raise ConfigError(f"SSD does not support {what}.")
+    check_settings(server)
 
 
 def check_models(arguments: Arguments) -> None:

@@ -8,6 +8,7 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ssd.config import DEFAULT_NUM_STEPS, check_num_steps
+from sglang_ssd.support import check_settings
 
 NAME = "SSD"
 _DEFAULT_MAX_RUNNING_REQUESTS = 48
@@ -47,7 +48,11 @@ class SSDAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
 
     def handle_server_args(self, server_args: Any) -> None:  # noqa: ANN401
-        """Fill in what follows from K. ``server_args`` is SGLang's recording view: only its own fields are kept."""
+        """Refuse what is not supported, and fill in what follows from K.
+
+        ``server_args`` is SGLang's recording view: only its own fields are kept. Raises ConfigError.
+        """
+        check_settings(server_args)
         num_steps = server_args.speculative_num_steps or DEFAULT_NUM_STEPS
         check_num_steps(num_steps)
         server_args.speculative_num_steps = num_steps

@@ -1,10 +1,14 @@
-"""The comparison that every exactness test rests on is able to fail: a server with one KV slot shifted is caught."""
+"""The comparison that every exactness test rests on is able to fail: a server with one KV slot shifted is caught.
+
+And then its launcher is killed outright, which must leave nothing behind either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.conftest import CONTEXT
@@ -33,3 +37,9 @@ def test_a_shifted_slot_is_caught(mutant: SGLangServer, oracle: SGLangServer) ->
     for case in cases:
         assert differences(mutant.generate(**case.body(enabled=False)), truth.answer(case)) == []
         assert differences(mutant.generate(**case.body()), truth.answer(case)) != []
+    launcher = psutil.Process(mutant.process.child.pid)
+    family = launcher.children(recursive=True)
+    assert any("sglang-ssd::draft" in part for child in family for part in child.cmdline())
+    mutant.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
