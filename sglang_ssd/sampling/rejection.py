@@ -71,11 +71,28 @@ class Support:
 
 @dataclass(frozen=True)
 class SupportRule:
-    """How S rows make their q: ``sizes`` (M, at least 1) and ``top_fs`` (F) int64 [S], ``cs`` (C) float32 [S]."""
+    """How S rows make their q: ``sizes`` (M, at least 1) and ``top_fs`` (F) int64 [S], ``cs`` (C) float32 [S].
+
+    ``width`` is the largest M, and of at most ``reach`` of the likeliest tokens, M + F, anything need be known.
+    """
 
     sizes: Tensor
     top_fs: Tensor
     cs: Tensor
+    width: int
+    reach: int
+
+    @classmethod
+    def of(cls, rows: list[tuple[int, int, float]], device: torch.device | str = "cpu") -> SupportRule:
+        """From M, F and C of every row."""
+        sizes, top_fs, cs = zip(*rows, strict=True)
+        return cls(
+            torch.tensor(sizes).to(device, non_blocking=True),
+            torch.tensor(top_fs).to(device, non_blocking=True),
+            torch.tensor(cs, dtype=torch.float32).to(device, non_blocking=True),
+            width=max(sizes),
+            reach=max(size + top_f for size, top_f, _ in rows),
+        )
 
 
 def sample_from_support(
@@ -87,9 +104,9 @@ def sample_from_support(
 
     Args:
         ranked: ``log q`` of the likeliest tokens after bias, temperature and filters, float32 [S, n], descending; what
-            a filter cut is -inf.
+            a filter cut is -inf (and may stand anywhere).
         ids: int64 [S, n], which tokens these are.
-        rule: of the S rows; at least min(V, M + F) tokens must be ranked.
+        rule: of the S rows; at least min(V, ``reach``) tokens must be ranked.
         seeds: int64 [S].
         positions: int64 [S], position of the token that was forwarded.
 
@@ -98,11 +115,11 @@ def sample_from_support(
 
     """
     columns = torch.arange(ranked.shape[1], device=ranked.device)
-    weights = (ranked - ranked[:, :1]).exp()
+    weights = (ranked - ranked.amax(-1, keepdim=True)).exp()
     scaled = torch.where(columns < rule.top_fs[:, None], weights * rule.cs[:, None], weights)
     weights = torch.where(scaled.sum(-1, keepdim=True) > 0, scaled, weights)  # C = 0 may leave nothing
     weights, order = weights.sort(dim=-1, descending=True, stable=True)
-    weights = torch.where(columns < rule.sizes[:, None], weights, 0.0)[:, : int(rule.sizes.max())]
+    weights = torch.where(columns < rule.sizes[:, None], weights, 0.0)[:, : rule.width]
     support = Support(ids.gather(-1, order)[:, : weights.shape[1]], weights / weights.sum(-1, keepdim=True))
     noise = gumbel(noise_bits(seeds ^ _DRAFTING, positions, scrambled_ids(support.ids)))
     best = (noise + support.q.log()).argmax(-1, keepdim=True)

@@ -85,7 +85,7 @@ def one_hot(tokens: Tensor) -> Support:
 
 def sampled_draft(logits: Tensor, c: float, *, late: int = 0) -> Draft:
     """Drafts by the rule, with M = 5 and F = 2. ``late``: they were drawn for a text that was shorter by so much."""
-    rule = SupportRule(torch.tensor([5]), torch.tensor([2]), torch.tensor([c]))
+    rule = SupportRule.of([(5, 2, c)])
 
     def propose(windows: Windows, index: int, before: Tensor) -> Proposal:
         log_q = torch.log_softmax(logits[before] / windows.temperatures[:, None], dim=-1)
