@@ -24,9 +24,9 @@ def test_every_option_reaches_its_field(model):
         f"--model-path {model} --endpoint ipc:///tmp/x --engine torch --device cuda:1 --dtype bfloat16 "
         "--max-total-tokens 1000 --max-sessions 3 --max-rows 30 --context-length 100 --parent-pipe 7".split()
     )
-    assert dataclasses.astuple(parsed) == (
-        str(model), "ipc:///tmp/x", "torch", "cuda:1", "bfloat16", 1000, 3, 30, 100, 7
-    )  # fmt: skip
+    assert (parsed.model_path, parsed.endpoint, parsed.engine) == (str(model), "ipc:///tmp/x", "torch")
+    assert (parsed.device, parsed.dtype, parsed.context_length, parsed.parent_pipe) == ("cuda:1", "bfloat16", 100, 7)
+    assert (parsed.max_total_tokens, parsed.max_sessions, parsed.max_rows) == (1000, 3, 30)
     engine = parsed.for_engine()
     assert (engine.slots, engine.rows, engine.context_length, engine.dtype) == (1000, 30, 100, "bfloat16")
 
