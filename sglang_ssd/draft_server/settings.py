@@ -10,7 +10,6 @@ from typing import Any
 
 from sglang_ssd.config import ConfigError, check_endpoint
 from sglang_ssd.draft_server.engine import EngineSettings
-from sglang_ssd.draft_server.token_map import token_map_of
 
 _CANDIDATES = 16
 """Best next tokens kept per node: the most candidates that one outcome can have."""
@@ -79,6 +78,8 @@ class DraftSettings:
 
     def for_engine(self) -> EngineSettings:
         """What the engine is made of."""
+        from sglang_ssd.draft_server.token_map import token_map_of  # torch: not before the settings are checked
+
         return EngineSettings(
             model_path=self.model_path,
             device=self.device,

@@ -185,7 +185,7 @@ class DraftServerMachine(RuleBasedStateMachine):
                 assert found is None or found.ids == guess(path(node), key, VOCABULARY, CANDIDATES)
         for node in self.server.cache.tree.walk():
             if node.guesses is not None:
-                key = None if node.key is None else key_of(*node.key)
+                key = None if node.key is None else key_of(*node.key[:2])
                 assert node.guesses.ids == guess(path(node), key, VOCABULARY, CANDIDATES)
 
     def teardown(self):
@@ -232,7 +232,7 @@ def run(examples, steps):
 
 
 def test_random_targets():
-    run(examples=150, steps=40)
+    run(examples=110, steps=40)
 
 
 @pytest.mark.soak
