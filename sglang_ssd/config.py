@@ -14,6 +14,7 @@ from typing import Any
 PREFIX = "--speculative-ssd-"
 DEFAULT_NUM_STEPS = 4
 MAX_NUM_STEPS = 64
+MAX_SUPPORT = 1024
 
 
 class ConfigError(ValueError):
@@ -45,6 +46,19 @@ class SSDConfig:
         "What answers an outcome that was not prepared. jit: draft it now. none: a round without drafts.",
         choices=("jit", "none"),
     )
+    verify: str = _option(
+        "coupled",
+        "coupled: the target draws every token from noise that the draft shares, and accepts what agrees. rejection: "
+        "the paper's rule, draft tokens sampled from q and accepted with probability min(1, p/q). Both are exact.",
+        choices=("coupled", "rejection"),
+    )
+    rejection_support: int = _option(
+        64, "Tokens that a draft token is sampled from at most, in rejection mode; their probabilities travel with it."
+    )
+    saguaro_c: float = _option(
+        1.0,
+        "Weight, 0 to 1, of the draft's likeliest tokens in rejection mode: less lowers acceptance and raises hits.",
+    )
     fan_out: int = _option(12, "Branches prepared per request and round, spread over the outcomes.")
     endpoint: str | None = _option(
         None,
@@ -72,6 +86,12 @@ class SSDConfig:
                 raise ConfigError(f"{_flag(option.name)} must be one of {', '.join(choices)}; got {value!r}.")
         if self.fan_out < 1:
             raise ConfigError(f"{_flag('fan_out')} must be at least 1; got {self.fan_out}.")
+        if not 0.0 <= self.saguaro_c <= 1.0:
+            raise ConfigError(f"{_flag('saguaro_c')} must be between 0 and 1; got {self.saguaro_c}.")
+        if not 1 <= self.rejection_support <= MAX_SUPPORT:
+            raise ConfigError(
+                f"{_flag('rejection_support')} must be between 1 and {MAX_SUPPORT}; got {self.rejection_support}."
+            )
         if self.deadline_ms is not None and self.deadline_ms <= 0:
             raise ConfigError(f"{_flag('deadline_ms')} must be positive; got {self.deadline_ms}.")
         if self.draft_max_total_tokens is not None and self.draft_max_total_tokens < 256:
@@ -138,5 +158,5 @@ def _destination(name: str) -> str:
 
 
 def _value_type(option: dataclasses.Field[Any]) -> type:
-    by_annotation = {"int": int, "int | None": int, "float | None": float}
+    by_annotation = {"int": int, "int | None": int, "float": float, "float | None": float}
     return by_annotation.get(str(option.type), str)

@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 << 20
 """Upper bound for one frame (a prompt of 16 M tokens); both sockets refuse more (``ZMQ_MAXMSGSIZE``)."""
 
 Tokens: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float32]
 
 
 class BadFrame(ValueError):
@@ -32,14 +33,26 @@ class BadFrame(ValueError):
 
 
 class Sampling(msgspec.Struct, array_like=True, frozen=True):
-    """What the draft needs to draw with the target's noise. Temperature 0 is greedy; ``seed`` keys the noise."""
+    """What the draft needs to draw as the target will. Temperature 0 is greedy; ``seed`` keys the noise.
+
+    A ``top_k`` of 2^30 and more keeps all. The logit bias is sparse: token ids as int32, their values as float32.
+    """
 
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 1 << 30
+    top_p: float = 1.0
+    min_p: float = 0.0
+    bias_ids: bytes = b""
+    bias: bytes = b""
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
-    """T->D, first message of a connection: who asks, and for what."""
+    """T->D, first message of a connection: who asks, and for what.
+
+    ``verify`` is ``coupled`` or ``rejection``; then a draft token is sampled from a q of at most ``support`` tokens,
+    of which the likeliest are weighed down by ``saguaro_c``, and q comes with it.
+    """
 
     version: int
     vocab_size: int
@@ -50,6 +63,8 @@ class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
     wait: str
     fan_out: int
     target: str
+    support: int = 64
+    saguaro_c: float = 1.0
 
 
 class Welcome(msgspec.Struct, array_like=True, tag="welcome", frozen=True):
@@ -106,13 +121,19 @@ class Outcomes(msgspec.Struct, array_like=True, tag="outcomes", frozen=True):
 
 
 class Speculation(msgspec.Struct, array_like=True, frozen=True):
-    """One request's answer. ``source`` is ``hit``, ``partial``, ``jit`` or ``none`` (then ``tokens`` is empty)."""
+    """One request's answer. ``source`` is ``hit``, ``partial``, ``jit`` or ``none`` (then ``tokens`` is empty).
+
+    Of tokens that were sampled, q comes with them: M ids (int32) and M probabilities (float32) for each, a 0 where q
+    has fewer. Both are empty where the tokens are a deterministic proposal.
+    """
 
     session: int
     epoch: int
     base: int
     source: str
     tokens: bytes
+    q_ids: bytes = b""
+    q: bytes = b""
 
 
 class Build(msgspec.Struct, array_like=True, frozen=True):
@@ -207,6 +228,21 @@ def unpack_tokens(block: bytes, vocab_size: int) -> Tokens:
     if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
         raise BadFrame(f"a token id is outside [0, {vocab_size})")
     return tokens
+
+
+def pack_floats(values: Sequence[float] | Floats) -> bytes:
+    """Numbers as little-endian float32 bytes."""
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def unpack_floats(block: bytes) -> Floats:
+    """Numbers [n] float32. Raises BadFrame when the block is cut or one of them is not finite."""
+    if len(block) % 4:
+        raise BadFrame(f"a block of {len(block)} bytes is no whole number of float32")
+    values = np.frombuffer(block, dtype="<f4")
+    if not np.isfinite(values).all():
+        raise BadFrame("a number is not finite")
+    return values
 
 
 FIGURES_KEY = "ssd"

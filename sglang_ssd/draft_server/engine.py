@@ -11,10 +11,12 @@ any attention reads, layer by layer, so a token sees the ones before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sglang_ssd.draft_server.terms import Terms
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
@@ -52,7 +54,8 @@ class EngineSettings:
 @dataclass(frozen=True)
 class Rows:
     """The tokens of one decode forward, all arrays [B]: token ``tokens[i]`` at ``positions[i]`` of table row
-    ``rows[i]``, its KV into ``slots[i]``; its next token is drawn with ``temperatures[i]`` and ``seeds[i]``.
+    ``rows[i]``, its KV into ``slots[i]``; its next token is drawn with ``temperatures[i]`` and ``seeds[i]``, and by
+    ``terms[i]``, which the rows of a session share; None when temperatures and seeds say all.
     """
 
     rows: Ints
@@ -61,17 +64,29 @@ class Rows:
     slots: Ints
     temperatures: Floats
     seeds: Ints
+    terms: tuple[Terms, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
+class Sample(NamedTuple):
+    """A draft token and the q that it was drawn from: ids (int32) and probabilities (float32), M of each, as bytes."""
+
+    token: int
+    ids: bytes
+    q: bytes
+
+
 @dataclass(frozen=True)
 class Candidates:
-    """Best next tokens after each row of a forward, best first: ids [B, M] and scores [B, M]."""
+    """Best next tokens after each row of a forward, best first: ids [B, M] and scores [B, M]; and of the rows whose
+    terms have a proposal, in order, the sample.
+    """
 
     ids: Ints
     scores: Floats
+    samples: tuple[Sample, ...] = ()
 
 
 class DraftEngine(Protocol):

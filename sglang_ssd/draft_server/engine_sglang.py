@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_ssd.draft_server.drawing import draft_draw, joined, to_host
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
 from sglang_ssd.draft_server.token_map import load_token_map
-from sglang_ssd.sampling.candidates import best_candidates
+from sglang_ssd.sampling.candidates import find_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +75,7 @@ class SGLangEngine:
         A batch larger than the table is run in several forwards; order within it is kept.
         """
         starts = range(0, len(batch), self.limits.rows)
-        packed = [self._decode_part(batch, slice(start, start + self.limits.rows)) for start in starts]
-        ids, scores = np.split(torch.cat(packed).cpu().numpy(), 2, axis=1)
-        return Candidates(ids.astype(np.int64), scores.astype(np.float32))
+        return joined([self._decode_part(batch, slice(start, start + self.limits.rows)) for start in starts])
 
     @torch.no_grad()
     def extend(self, row: int, start: int, tokens: Ints, slots: Ints) -> None:
@@ -88,17 +87,17 @@ class SGLangEngine:
         fields = _extend_fields(start, count, self._device)
         self._forward(_batch(rows_[:1], torch.tensor([start + count]), tokens_, slots_, positions, **fields))
 
-    def _decode_part(self, batch: Rows, part: slice) -> Tensor:
-        """Candidates of some rows in one float64 tensor [B, 2M], ids then scores: one copy to the host suffices."""
+    def _decode_part(self, batch: Rows, part: slice) -> Candidates:
+        """Candidates of some rows."""
         columns = (batch.rows + 1, batch.positions, batch.tokens, batch.slots, batch.seeds)
         wide = batch.temperatures.astype(np.float64).view(np.int64)
         rows, positions, tokens, slots, seeds, bits = self._to_device(*(c[part] for c in (*columns, wide)))
         self._enter(rows, positions, slots)
         lengths = torch.from_numpy(batch.positions[part] + 1)
         logits = self._forward(_batch(rows, lengths, tokens, slots, positions))
-        temperatures = bits.view(torch.float64).float()
-        ids, scores = best_candidates(logits, temperatures, seeds, positions, self._candidates, self._token_map)
-        return torch.cat([ids.double(), scores.double()], dim=1)
+        terms = None if batch.terms is None else batch.terms[part]
+        draw = draft_draw(bits.view(torch.float64).float(), seeds, positions, terms)
+        return to_host(find_candidates(logits, draw, self._candidates, self._token_map))
 
     def _to_device(self, *columns: Ints) -> Tensor:
         """Host arrays [B] as one int64 tensor [columns, B]: one copy."""

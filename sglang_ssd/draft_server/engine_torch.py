@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
+from sglang_ssd.draft_server.drawing import draft_draw, to_host
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
 from sglang_ssd.draft_server.rope import rope_tables, rotate
 from sglang_ssd.draft_server.token_map import load_token_map
-from sglang_ssd.sampling.candidates import best_candidates
+from sglang_ssd.sampling.candidates import find_candidates
 
 
 class UnsupportedModel(ValueError):
@@ -76,9 +77,8 @@ class TorchEngine:
         """See DraftEngine."""
         logits = self.logits(batch)
         temperatures = torch.from_numpy(batch.temperatures).to(self._device)
-        seeds, positions = self._put(batch.seeds), self._put(batch.positions)
-        ids, scores = best_candidates(logits, temperatures, seeds, positions, self._count, self._token_map)
-        return Candidates(ids.cpu().numpy(), scores.cpu().numpy())
+        draw = draft_draw(temperatures, self._put(batch.seeds), self._put(batch.positions), batch.terms)
+        return to_host(find_candidates(logits, draw, self._count, self._token_map))
 
     @torch.inference_mode()
     def logits(self, batch: Rows) -> Tensor:

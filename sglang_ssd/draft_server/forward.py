@@ -45,7 +45,7 @@ class Forward:
             if child is None:
                 return None
             self._tree.hold(child)
-            child.in_flight, child.key = True, session.key
+            child.in_flight, child.key = True, session.terms
             self._add(session, child, row, child.slot, path=path)
             return child
         self._tree.hold(child)
@@ -57,7 +57,7 @@ class Forward:
 
     def ask(self, session: Session, row: int, node: Node, *, path: bool) -> bool:
         """See that the session has guesses at ``node`` after this forward; False when no slot is left for it."""
-        if session.guesses(node) is not None or (node.in_flight and node.key == session.key):
+        if session.guesses(node) is not None or (node.in_flight and node.key == session.terms):
             return True
         slot = self._tree.take_scratch()
         if slot is None:
@@ -73,8 +73,10 @@ class Forward:
         started = time.perf_counter()
         found = self._engine.decode(self._rows())
         self.micros = (time.perf_counter() - started) * 1e6
-        for entry, guesses in zip(self._entries, map(Guesses, found.ids.tolist(), found.scores.tolist()), strict=True):
-            self._settle(entry, guesses)
+        samples = iter(found.samples)
+        for entry, ids, scores in zip(self._entries, found.ids.tolist(), found.scores.tolist(), strict=True):
+            sample = next(samples) if entry.session.terms.proposal is not None else None
+            self._settle(entry, Guesses(ids, scores, sample))
         for totals in {id(entry.session.target): entry.session.target.totals for entry in self._entries}.values():
             totals.forwards += 1
             totals.forward_us += int(self.micros)
@@ -97,6 +99,7 @@ class Forward:
 
     def _rows(self) -> Rows:
         entries = self._entries
+        terms = tuple(entry.session.terms for entry in entries)
         return Rows(
             rows=np.array([entry.row for entry in entries], dtype=np.int64),
             positions=np.array([entry.node.position for entry in entries], dtype=np.int64),
@@ -104,4 +107,5 @@ class Forward:
             slots=np.array([entry.slot for entry in entries], dtype=np.int64),
             temperatures=np.array([entry.session.temperature for entry in entries], dtype=np.float32),
             seeds=np.array([entry.session.seed for entry in entries], dtype=np.int64),
+            terms=None if all(each.plain for each in terms) else terms,
         )

@@ -215,4 +215,13 @@ def _is_settled(session: Session) -> bool:
 def _speculation(session: Session, source: str) -> Speculation:
     """An answer with the session's chain; an empty one is ``none`` whatever was tried."""
     source = source if session.chain else "none"
-    return Speculation(session.number, session.epoch, session.length, source, pack_tokens(session.chain))
+    tokens = pack_tokens(session.chain)
+    return Speculation(session.number, session.epoch, session.length, source, tokens, *_proposal(session))
+
+
+def _proposal(session: Session) -> tuple[bytes, bytes]:
+    """The q of every chain token, ids and probabilities; nothing where the chain is a deterministic proposal."""
+    if session.terms.proposal is None:
+        return b"", b""
+    samples = session.chain_samples()
+    return b"".join(sample.ids for sample in samples), b"".join(sample.q for sample in samples)

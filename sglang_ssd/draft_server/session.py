@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sglang_ssd.draft_server.engine import Sample
 from sglang_ssd.draft_server.target import Target
-from sglang_ssd.draft_server.tree import Guesses, Key, Node
+from sglang_ssd.draft_server.terms import Terms
+from sglang_ssd.draft_server.tree import Guesses, Node
 
 UNKNOWN_REMAINING = 1 << 30
 
@@ -61,15 +63,14 @@ class Session:
     number: int
     epoch: int
     tokens: list[int]
-    temperature: float
-    seed: int
+    terms: Terms
     tip: Node
     seen_at: float
     row: int | None = None
     chain: list[int] = field(default_factory=list)
     chain_nodes: list[Node] = field(default_factory=list)
     own: dict[Node, Guesses] = field(default_factory=dict)
-    """Guesses of ours at nodes whose own guesses were drawn with another key."""
+    """Guesses of ours at nodes whose own guesses were drawn by other terms."""
     growth: Growth | None = None
     remaining: int = UNKNOWN_REMAINING
     prefilling: bool = True
@@ -78,11 +79,16 @@ class Session:
     """When it last had a prefill chunk; the lowest is next."""
     hopeless: bool = False
     """Never drafted for in this epoch: too long, or with ids that the draft does not know."""
-    key: Key = field(init=False)
-    """What its candidates are drawn with."""
 
-    def __post_init__(self) -> None:
-        self.key = (self.temperature, self.seed) if self.temperature > 0 else None
+    @property
+    def temperature(self) -> float:
+        """0 for greedy."""
+        return self.terms.temperature
+
+    @property
+    def seed(self) -> int:
+        """What keys its noise."""
+        return self.terms.seed
 
     @property
     def length(self) -> int:
@@ -105,14 +111,20 @@ class Session:
             return None
         return self.chain_nodes[k - 1] if k else self.tip
 
+    def chain_samples(self) -> list[Sample]:
+        """The samples that the chain's tokens are; all of them are known, for the chain was read from them."""
+        nodes = (self.trunk_node(k) for k in range(len(self.chain)))
+        guesses = [self.guesses(node) for node in nodes if node is not None]
+        return [each.sample for each in guesses if each is not None and each.sample is not None]
+
     def trunk_token(self, position: int) -> int:
         """Text, then chain."""
         beyond = position - len(self.tokens)
         return self.tokens[position] if beyond < 0 else self.chain[beyond]
 
     def guesses(self, node: Node) -> Guesses | None:
-        """What may follow ``node``, drawn with our key."""
-        return node.guesses if node.guesses is not None and node.key == self.key else self.own.get(node)
+        """What may follow ``node``, drawn by our terms."""
+        return node.guesses if node.guesses is not None and node.key == self.terms else self.own.get(node)
 
 
 def row_of(session: Session) -> int:

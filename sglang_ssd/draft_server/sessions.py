@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.target import Target
+from sglang_ssd.draft_server.terms import Terms, terms_of
 from sglang_ssd.protocol import BadFrame, Prefill, unpack_tokens
 
 SESSION_SILENCE_S = 600.0
@@ -98,19 +98,18 @@ def _session(target: Target, message: Prefill, now: float, cache: SpeculationCac
     if len(message.tokens) % 4:
         raise BadFrame(f"a token block of {len(message.tokens)} bytes is no whole number of int32")
     tokens: list[int] = np.frombuffer(message.tokens, dtype="<i4").tolist()
-    temperature, seed = message.sampling.temperature, message.sampling.seed
+    terms = terms_of(message.sampling, target.proposal, target.vocab_size)
     session = Session(
         target=target,
         number=message.session,
         epoch=message.epoch,
         tokens=tokens,
-        temperature=temperature,
-        seed=(seed + 2**63) % 2**64 - 2**63,  # the bits of a 64-bit seed, as int64
+        terms=terms or Terms(),
         tip=cache.tree.root,
         seen_at=now,
     )
     fits = 0 < len(tokens) <= min(cache.context_length, cache.tree.capacity - 1)
-    session.hopeless = not (fits and math.isfinite(temperature) and temperature >= 0 and _known(message.tokens, target))
+    session.hopeless = not (fits and terms is not None and _known(message.tokens, target))
     return session
 
 

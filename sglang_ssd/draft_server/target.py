@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sglang_ssd.config import MAX_NUM_STEPS
+from sglang_ssd.config import MAX_NUM_STEPS, MAX_SUPPORT
+from sglang_ssd.draft_server.terms import Proposal
 from sglang_ssd.policy.fan_out import GeometricPlanner, Planner
 from sglang_ssd.protocol import PROTOCOL_VERSION, Build, Hello
 
@@ -37,6 +38,8 @@ class Target:
     fan_out: int
     grows: bool
     waits: bool
+    proposal: Proposal | None = None
+    """How draft tokens are sampled in rejection mode."""
     planner: Planner = field(default_factory=GeometricPlanner)
     totals: Totals = field(default_factory=Totals)
     verify_us: int = 0
@@ -44,15 +47,23 @@ class Target:
     @classmethod
     def of(cls, identity: bytes, hello: Hello, vocab_size: int) -> Target:
         """The terms that ``hello`` (checked by :func:`refusal`) asks for."""
+        common = min(hello.vocab_size, vocab_size)
         return cls(
             identity=identity,
             name=hello.target,
             num_steps=hello.num_steps,
-            vocab_size=min(hello.vocab_size, vocab_size),
+            vocab_size=common,
             fan_out=hello.fan_out,
             grows=hello.mode == "ssd",
             waits=hello.wait == "full",
+            proposal=_proposal(hello, common) if hello.verify == "rejection" else None,
         )
+
+
+def _proposal(hello: Hello, vocab_size: int) -> Proposal:
+    """F is what an outcome gets of the fan-out, evenly spread: the tokens that C makes hits of."""
+    top_f = max(1, hello.fan_out // (hello.num_steps + 1))
+    return Proposal(hello.support, top_f, hello.saguaro_c, vocab_size)
 
 
 def refusal(hello: Hello, vocab_size: int, fingerprint: str) -> str:
@@ -65,8 +76,10 @@ def refusal(hello: Hello, vocab_size: int, fingerprint: str) -> str:
     padding = abs(hello.vocab_size - vocab_size)
     if hello.vocab_size < 1 or (not known and padding > _PADDING):
         return f"the target's vocabulary has {hello.vocab_size} tokens, the draft's {vocab_size}"
-    if hello.verify != "coupled":
-        return f"verify mode {hello.verify!r} is not one that this draft server drafts for (coupled)"
+    if hello.verify not in {"coupled", "rejection"}:
+        return f"verify mode {hello.verify!r} is not one that this draft server drafts for (coupled, rejection)"
+    if not (1 <= hello.support <= MAX_SUPPORT and 0.0 <= hello.saguaro_c <= 1.0):
+        return f"a support of {hello.support} tokens with C = {hello.saguaro_c} is outside what can be sampled from"
     if hello.mode not in {"ssd", "sync"} or hello.wait not in {"auto", "full"}:
         return f"mode {hello.mode!r} with wait {hello.wait!r} is unknown here"
     if not 1 <= hello.num_steps <= MAX_NUM_STEPS or hello.fan_out < 1:

@@ -26,22 +26,27 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
+from sglang_ssd.draft_server.engine import Sample
 from sglang_ssd.draft_server.pool import Pool
+from sglang_ssd.draft_server.terms import Terms
 
-Key: TypeAlias = tuple[float, int] | None
-"""What candidates were drawn with: None for greedy, else (temperature, seed)."""
+Key: TypeAlias = Terms | None
+"""What candidates were drawn by; None before there are any."""
 
 
 class Guesses(NamedTuple):
-    """The best next tokens after one node, best first, and their scores: M of each."""
+    """The best next tokens after one node, best first, and their scores: M of each. In rejection mode the draft's own
+    next token is a ``sample``, drawn when the node was run and kept: see :mod:`sglang_ssd.sampling.rejection`.
+    """
 
     ids: list[int]
     scores: list[float]
+    sample: Sample | None = None
 
     @property
     def best(self) -> int:
         """The draft's own next token."""
-        return self.ids[0]
+        return self.ids[0] if self.sample is None else self.sample.token
 
 
 class Node:

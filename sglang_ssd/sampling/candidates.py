@@ -1,4 +1,4 @@
-"""The draft's side of the draw: its best guesses, ranked as the target will draw, and samples where those are wanted."""
+"""The draft's side of the draw: its best guesses, ranked as the target will draw, or samples of a q that is known."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ class SchedulerOptions:
         return {
             "target": self.target,
             "mode": self.config.mode,
+            "verify": self.config.verify,
             "wait": self.config.wait,
             "fallback": self.config.fallback,
             "fan_out": self.config.fan_out,
@@ -63,11 +64,13 @@ def connect(options: SchedulerOptions, server_args: Any, *, vocab_size: int, num
         vocab_size=vocab_size,
         fingerprint=_fingerprint(server_args),
         num_steps=num_steps,
-        verify="coupled",
+        verify=config.verify,
         mode=config.mode,
         wait=config.wait,
         fan_out=config.fan_out,
         target=options.target,
+        support=config.rejection_support,
+        saguaro_c=config.saguaro_c,
     )
     fallback = "jit" if config.mode == "sync" else config.fallback
     return DraftClient(options.endpoint, hello, (fallback,))

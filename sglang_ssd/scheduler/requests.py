@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_ssd.protocol import Sampling, Tokens
+from sglang_ssd.protocol import Sampling, Tokens, pack_floats, pack_tokens
 from sglang_ssd.sampling.seeds import derive_seed
 from sglang_ssd.scheduler.figures import RequestFigures
 
@@ -56,7 +56,17 @@ class RequestState:
     @property
     def sampling(self) -> Sampling:
         """What the draft server draws with."""
-        return Sampling(temperature=self.temperature, seed=self.seed)
+        parameters = self.req.sampling_params
+        bias = {int(token): float(value) for token, value in (parameters.logit_bias or {}).items()}
+        return Sampling(
+            temperature=self.temperature,
+            seed=self.seed,
+            top_k=parameters.top_k,
+            top_p=parameters.top_p,
+            min_p=parameters.min_p,
+            bias_ids=pack_tokens(list(bias)),
+            bias=pack_floats(list(bias.values())),
+        )
 
     @property
     def ended(self) -> bool:

@@ -372,7 +372,7 @@ def test_nothing_is_forwarded_at_or_beyond_the_context_length(wait):
         {"vocab_size": 0},
         {"mode": "off"},
         {"wait": "never"},
-        {"verify": "rejection"},
+        {"verify": "greedy"},
         {"num_steps": 0},
         {"num_steps": 65},
         {"fan_out": 0},

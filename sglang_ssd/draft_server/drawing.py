@@ -1,0 +1,84 @@
+"""What both engines do with their logits: from the terms of rows to tensors, and from what was found to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_ssd.draft_server.engine import Candidates, Sample
+from sglang_ssd.draft_server.terms import Terms
+from sglang_ssd.sampling.candidates import Bias, DraftDraw, Found, Samples
+from sglang_ssd.sampling.filters import Filters
+from sglang_ssd.sampling.rejection import SupportRule
+
+
+def draft_draw(temperatures: Tensor, seeds: Tensor, positions: Tensor, terms: Sequence[Terms] | None) -> DraftDraw:
+    """How rows [B] draw; ``terms`` None says that temperatures and seeds are all."""
+    if terms is None:
+        return DraftDraw(temperatures, seeds, positions)
+    device = positions.device
+    return DraftDraw(
+        temperatures,
+        seeds,
+        positions,
+        bias=_bias(terms, device),
+        filters=_filters(terms, device) if any(row.filters for row in terms) else None,
+        samples=_samples(terms, device),
+    )
+
+
+def to_host(found: Found) -> Candidates:
+    """One copy, and one more where rows sampled."""
+    ids, scores = np.split(torch.cat([found.ids.double(), found.scores.double()], dim=1).cpu().numpy(), 2, axis=1)
+    return Candidates(ids.astype(np.int64), scores.astype(np.float32), tuple(_samples_on_host(found)))
+
+
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """The candidates of one batch that was run in parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return Candidates(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+        tuple(sample for part in parts for sample in part.samples),
+    )
+
+
+def _samples_on_host(found: Found) -> Iterable[Sample]:
+    if found.tokens is None or found.support is None:
+        return
+    columns = [found.tokens[:, None].double(), found.support.ids.double(), found.support.q.double()]
+    packed = torch.cat(columns, dim=1).cpu().numpy()
+    width = found.support.ids.shape[1]
+    ids, q = packed[:, 1 : width + 1].astype("<i4"), packed[:, width + 1 :].astype("<f4")
+    for row in range(len(packed)):
+        yield Sample(int(packed[row, 0]), ids[row].tobytes(), q[row].tobytes())
+
+
+def _bias(terms: Sequence[Terms], device: torch.device) -> Bias | None:
+    biased = [(row, np.frombuffer(each.bias_ids, "<i4"), each.bias) for row, each in enumerate(terms) if each.bias_ids]
+    if not biased:
+        return None
+    rows = np.concatenate([np.full(len(ids), row) for row, ids, _ in biased])
+    ids = np.concatenate([ids for _, ids, _ in biased]).astype(np.int64)
+    values = np.concatenate([np.frombuffer(values, "<f4") for _, _, values in biased])
+    return Bias(*(torch.from_numpy(each).to(device, non_blocking=True) for each in (rows, ids, values)))
+
+
+def _filters(terms: Sequence[Terms], device: torch.device) -> Filters:
+    reals = torch.tensor([(row.top_p, row.min_p) for row in terms], dtype=torch.float32)
+    top_ks = torch.tensor([row.top_k for row in terms]).to(device, non_blocking=True)
+    return Filters(top_ks, *reals.to(device, non_blocking=True).unbind(1))
+
+
+def _samples(terms: Sequence[Terms], device: torch.device) -> Samples | None:
+    sampled = [(row, each.proposal) for row, each in enumerate(terms) if each.proposal is not None]
+    if not sampled:
+        return None
+    rows = torch.tensor([row for row, _ in sampled]).to(device, non_blocking=True)
+    sizes = torch.tensor([proposal.vocab_size for _, proposal in sampled]).to(device, non_blocking=True)
+    rule = SupportRule.of([(each.support, each.top_f, each.c) for _, each in sampled], device)
+    return Samples(rows, rule, sizes)
