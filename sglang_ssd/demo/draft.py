@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_TOKEN_MAP = "token_map.pt"  # noqa: S105 - a file's name
 _PACKAGE_DATA = Path(__file__).parent / "draft"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -18,15 +19,18 @@ def shipped_weights(folder: Path = _PACKAGE_DATA) -> Path | None:
 
 
 def content_id(weights: Path) -> str:
-    """A short name of the file's content, so that other weights never meet an old cached checkpoint."""
-    with weights.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:12]
+    """A short name of what is shipped, so that other weights or another map never meet an old cached checkpoint."""
+    digest = hashlib.sha256(weights.read_bytes())
+    if (token_map := weights.with_name(_TOKEN_MAP)).is_file():
+        digest.update(token_map.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def join_draft(weights: Path, target: Path, directory: Path) -> None:
     """Fill ``directory`` with a checkpoint: the layers of ``weights``, all else from the checkpoint ``target``.
 
-    The draft's config is the target's with another number of layers; both tie embedding and output layer.
+    The draft's config is the target's with another number of layers; both tie embedding and output layer. A token map
+    beside ``weights`` comes along: the draft server finds it in ``directory``.
     """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
@@ -40,3 +44,5 @@ def join_draft(weights: Path, target: Path, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in TOKENIZER_FILES:
         shutil.copyfile(target / name, directory / name)
+    if (token_map := weights.with_name(_TOKEN_MAP)).is_file():
+        shutil.copyfile(token_map, directory / _TOKEN_MAP)

@@ -41,7 +41,9 @@ def demo_pair(progress: bool = True) -> DemoPair:
         )
         return DemoPair(target, draft=target, stand_in=True)
     name = f"{TARGET_NAME}-draft-{content_id(weights)}"
-    return DemoPair(target, _made(name, lambda directory: join_draft(weights, target, directory)), stand_in=False)
+    draft = _made(name, lambda directory: join_draft(weights, target, directory))
+    logger.info("The demo's own draft, distilled from %s, drafts for it: %s.", TARGET_NAME, draft.name)
+    return DemoPair(target, draft, stand_in=False)
 
 
 def _write_target(directory: Path, *, progress: bool) -> None:

@@ -210,8 +210,10 @@ def test_shipped_weights_are_found_and_named_by_content(tmp_path: Path) -> None:
     found = shipped_weights(tmp_path)
     assert found == tmp_path / "layers.safetensors"
     first = content_id(found)
+    (tmp_path / "token_map.pt").write_bytes(b"a")
+    mapped = content_id(found)
     found.write_bytes(b"b")
-    assert content_id(found) != first
+    assert len({first, mapped, content_id(found)}) == 3
 
 
 def test_without_shipped_weights_the_target_stands_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog) -> None:
@@ -235,16 +237,22 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
         pair.demo_pair(progress=False)
 
 
-def test_shipped_weights_become_the_draft(converted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shipped_weights_become_the_draft(
+    converted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = tmp_path / "layers.safetensors"
     full = load_file(converted / "model.safetensors")
     save_file({name: weight for name, weight in full.items() if "layers.0" in name or "norm" in name}, weights)
+    torch.save(torch.tensor([4, 9]), tmp_path / "token_map.pt")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pair, "shipped_weights", lambda: weights)
     monkeypatch.setattr(
         pair, "_write_target", lambda directory, progress: shutil.copytree(converted, directory, dirs_exist_ok=True)
     )
-    made = pair.demo_pair(progress=False)
+    with caplog.at_level("INFO"):
+        made = pair.demo_pair(progress=False)
+    assert "distilled from SmolLM2-135M-Instruct" in caplog.text
+    assert torch.load(made.draft / "token_map.pt").tolist() == [4, 9]
     assert not made.stand_in
     assert made.draft != made.target
     assert content_id(weights) in made.draft.name
