@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sglang_ssd.sampling.filters import Filters, kept_ranks
 from sglang_ssd.sampling.noise import gumbel, noise_bits, scrambled_ids
-from sglang_ssd.sampling.rejection import Support, SupportRule, sample_from_support
+from sglang_ssd.sampling.rejection import SupportRule, sample_from_support
+from sglang_ssd.sampling.window import Support
 
 SHORTLIST = 256
 """At T > 0 the noise is computed for this many likeliest tokens only; it costs speed to be wrong, never text."""

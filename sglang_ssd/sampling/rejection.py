@@ -37,36 +37,11 @@ from torch import Tensor
 
 from sglang_ssd.sampling.draw import sample
 from sglang_ssd.sampling.noise import NoiseTable, as_unsigned, gumbel, noise_bits, scrambled_ids
+from sglang_ssd.sampling.window import Support, Verdict, Window
 
 # What sets the streams apart. R is the coupled draw's own: where nothing is tested both modes draw the same tokens.
 _DRAFTING = 0x6A09E667F3BCC908
 _ACCEPTING = 0x3C6EF372FE94F82B
-
-
-@dataclass(frozen=True)
-class Support:
-    """A q for each of [...] draft tokens: ``ids`` int64 [..., M] and ``q`` float32 [..., M], 0 where there is less."""
-
-    ids: Tensor
-    q: Tensor
-
-    def of(self, tokens: Tensor) -> Tensor:
-        """The q of ``tokens`` [...], float64."""
-        return torch.where(self.ids == tokens[..., None], self._normal(), 0.0).sum(-1)
-
-    def dense(self, vocab_size: int) -> Tensor:
-        """All of q, float64 [..., V]."""
-        normal = self._normal()
-        return normal.new_zeros(*self.ids.shape[:-1], vocab_size).scatter_add_(-1, self.ids, normal)
-
-    def select(self, *index: Tensor) -> Support:
-        """The entries at ``index``."""
-        return Support(self.ids[index], self.q[index])
-
-    def _normal(self) -> Tensor:
-        """Float32 sums to 1 up to rounding only; the draw went by the ratios."""
-        q = self.q.double()
-        return q / q.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -126,70 +101,60 @@ def sample_from_support(
     return support.ids.gather(-1, best).squeeze(-1), support
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How the verification of B windows ended: ``accepted`` k int64 [B] and the ``bonus`` token int64 [B]."""
-
-    accepted: Tensor
-    bonus: Tensor
-
-
-@dataclass(frozen=True)
-class Proposals:
-    """What B windows propose: ``drafts`` int64 [B, W - 1], the q of each, and how many count, int64 [B]."""
-
-    drafts: Tensor
-    support: Support
-    verified_lens: Tensor
-
-
-def reject(log_p: Tensor, proposals: Proposals, seeds: Tensor, first_positions: Tensor, noise: NoiseTable) -> Verdict:
+def reject(log_p: Tensor, window: Window, seeds: Tensor, first_positions: Tensor, noise: NoiseTable) -> Verdict:
     """The verify side of the rule.
 
     Args:
         log_p: float32 [B, W, V]; row i was computed with drafts 0..i-1 before it. Need not be normalised.
-        proposals: of the B windows.
+        window: of the B requests, with the q of its drafts.
         seeds: int64 [B].
         first_positions: int64 [B], position of each window's first token (the pending bonus).
         noise: for at least V tokens.
 
     """
-    accepted = _accepted_lengths(log_p, proposals, seeds, first_positions)
-    rows = torch.arange(len(accepted), device=accepted.device)
-    weights = _bonus_weights(log_p[rows, accepted], proposals, accepted)
-    bonus = sample(_safe_log(weights), seeds, first_positions + accepted, noise)
-    return Verdict(accepted, bonus)
+    if window.support is None:
+        raise ValueError("drafts without q cannot go by the rejection rule: this is a bug")
+    rows = torch.arange(len(log_p), device=log_p.device)
+    accepted = torch.zeros_like(window.verified_lens)
+    weights = _normal(log_p[:, 0])
+    if window.width > 1:
+        accepted = _accepted_lengths(log_p, window, window.support, (seeds, first_positions))
+        q = window.support.select(rows, accepted.clamp(max=window.width - 2)).dense(log_p.shape[-1])
+        rejected = accepted < window.verified_lens
+        weights = _bonus_weights(_normal(log_p[rows, accepted]), q, rejected)
+    return Verdict(accepted, sample(_safe_log(weights), seeds, first_positions + accepted, noise))
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """U, float64 [B], inside (0, 1)."""
+    """The stream U, float64 [B], inside (0, 1)."""
     bits = noise_bits(seeds ^ _ACCEPTING, positions, scrambled_ids(torch.zeros_like(positions)[:, None]))
     return (as_unsigned(bits).squeeze(-1).double() + 0.5) / 2**32
 
 
-def _accepted_lengths(log_p: Tensor, proposals: Proposals, seeds: Tensor, first_positions: Tensor) -> Tensor:
-    drafts = proposals.drafts
-    columns = torch.arange(drafts.shape[1], device=drafts.device)
-    p_x = log_p[:, :-1].gather(-1, drafts[..., None]).squeeze(-1).double().exp()
-    p_x = p_x / log_p[:, :-1].exp().sum(-1, dtype=torch.float64)
+def _accepted_lengths(log_p: Tensor, window: Window, support: Support, key: tuple[Tensor, Tensor]) -> Tensor:
+    """How many leading drafts pass their test, int64 [B]; ``key`` is (seeds, first positions)."""
+    seeds, first_positions = key
+    columns = torch.arange(window.width - 1, device=log_p.device)
+    total = log_p[:, :-1].exp().sum(-1, dtype=torch.float64)
+    p_x = log_p[:, :-1].gather(-1, window.drafts[..., None]).squeeze(-1).double().exp() / total
     positions = first_positions[:, None] + columns
     u = uniform(seeds.repeat_interleave(len(columns)), positions.reshape(-1)).view_as(p_x)
-    passed = (u * proposals.support.of(drafts) < p_x) & (columns < proposals.verified_lens[:, None])
+    passed = (u * support.of(window.drafts) < p_x) & (columns < window.verified_lens[:, None])
     return passed.cumprod(dim=1).sum(dim=1)
 
 
-def _bonus_weights(log_p: Tensor, proposals: Proposals, accepted: Tensor) -> Tensor:
-    """What the bonus is drawn from, float64 [B, V], not normalised: the residual behind a rejected draft, else p."""
-    p = log_p.double().exp()
-    p /= p.sum(-1, keepdim=True)
-    if not proposals.drafts.shape[1]:
-        return p
-    rows = torch.arange(len(accepted), device=accepted.device)
-    at = accepted.clamp(max=proposals.drafts.shape[1] - 1)
-    residual = (p - proposals.support.select(rows, at).dense(p.shape[-1])).clamp_(min=0)
+def _bonus_weights(p: Tensor, q: Tensor, rejected: Tensor) -> Tensor:
+    """What the bonus is drawn from, [B, V], not normalised: the residual behind a rejected draft, else p."""
+    residual = (p - q).clamp_(min=0)
     # Nothing is left only where p and q are one, and then nothing was rejected but by rounding.
-    use = (accepted < proposals.verified_lens) & (residual.sum(-1) > 0)
+    use = rejected & (residual.sum(-1) > 0)
     return torch.where(use[:, None], residual, p)
+
+
+def _normal(log_p: Tensor) -> Tensor:
+    """Probabilities, float64 [B, V]."""
+    p = log_p.double().exp()
+    return p.div_(p.sum(-1, keepdim=True))
 
 
 def _safe_log(weights: Tensor) -> Tensor:

@@ -20,9 +20,11 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from sglang_ssd.sampling.accept import accepted_lengths
-from sglang_ssd.sampling.draw import DrawParameters, draw
+from sglang_ssd.sampling.draw import DrawParameters
 from sglang_ssd.sampling.noise import NoiseTable, gumbel
-from sglang_ssd.sampling.rejection import Proposals, Support, SupportRule, Verdict, reject, sample_from_support
+from sglang_ssd.sampling.rejection import SupportRule, sample_from_support
+from sglang_ssd.sampling.verdict import judge
+from sglang_ssd.sampling.window import Support, Verdict, Window
 
 FALSE_ALARM = 1e-9
 VOCAB, K = 8, 2
@@ -126,7 +128,7 @@ def runner_up(windows: Windows, index: int, before: Tensor) -> Proposal:
     return tokens, one_hot(tokens)
 
 
-def propose(windows: Windows, draft: Draft, verified: int) -> Proposals:
+def propose(windows: Windows, draft: Draft, verified: int) -> Window:
     """K drafts of which ``verified`` count; -1: from none to all, mixed in one batch."""
     before, tokens, supports = torch.zeros_like(windows.seeds), [], []
     for index in range(K):
@@ -137,42 +139,37 @@ def propose(windows: Windows, draft: Draft, verified: int) -> Proposals:
         torch.arange(len(before)) // len(TEMPERATURES) % (K + 1) if verified < 0 else torch.full_like(before, verified)
     )
     support = Support(torch.stack([s.ids for s in supports], 1), torch.stack([s.q for s in supports], 1))
-    return Proposals(torch.stack(tokens, 1), support, lens)
+    return Window(torch.stack(tokens, 1), lens, support)
 
 
-def by_rejection(windows: Windows, proposals: Proposals) -> Verdict:
-    logits = windows.target_logits(proposals.drafts)
-    log_p = torch.log_softmax(logits / windows.temperatures[:, None, None], dim=-1)
-    return reject(log_p, proposals, windows.seeds, windows.positions(0), NOISE)
-
-
-def by_agreement(windows: Windows, proposals: Proposals) -> Verdict:
-    logits = windows.target_logits(proposals.drafts)
-    width = logits.shape[1]
+def by_rejection(windows: Windows, window: Window) -> Verdict:
+    logits = windows.target_logits(window.drafts)
+    rows, width = logits.shape[:2]
     parameters = DrawParameters(
-        rows=torch.arange(len(logits) * width),
+        rows=torch.arange(rows * width),
         temperatures=windows.temperatures.repeat_interleave(width),
         seeds=windows.seeds.repeat_interleave(width),
         positions=(windows.positions(0)[:, None] + torch.arange(width)).view(-1),
     )
-    draws = draw(logits.view(-1, VOCAB), parameters, NOISE).view(-1, width)
-    accepted = accepted_lengths(proposals.drafts, draws, proposals.verified_lens)
-    return Verdict(accepted, draws.gather(1, accepted[:, None]).squeeze(1))
+    return judge(logits.view(-1, VOCAB), window, parameters, NOISE)
 
 
-def by_greedy_acceptance(windows: Windows, proposals: Proposals) -> Verdict:
+def by_agreement(windows: Windows, window: Window) -> Verdict:
+    return by_rejection(windows, Window(window.drafts, window.verified_lens))
+
+
+def by_greedy_acceptance(windows: Windows, window: Window) -> Verdict:
     """The published system's rule for a miss at T > 0: accept what is the target's argmax, else sample p."""
-    best = windows.target_logits(proposals.drafts).argmax(-1)
-    verdict = by_rejection(windows, Proposals(proposals.drafts, proposals.support, torch.zeros_like(windows.seeds)))
-    accepted = accepted_lengths(proposals.drafts, best, proposals.verified_lens)
+    best = windows.target_logits(window.drafts).argmax(-1)
+    verdict = by_rejection(windows, Window(window.drafts, torch.zeros_like(windows.seeds), window.support))
+    accepted = accepted_lengths(window.drafts, best, window.verified_lens)
     return Verdict(accepted, torch.where(accepted == 0, verdict.bonus, best.gather(1, accepted[:, None]).squeeze(1)))
 
 
-def p_values(windows: Windows, proposals: Proposals, verdict: Verdict) -> dict[str, float]:
+def p_values(windows: Windows, window: Window, verdict: Verdict) -> dict[str, float]:
     """For each temperature, of the first token and of the second given the first."""
-    bonus, drafts, accepted = verdict.bonus, proposals.drafts, verdict.accepted
-    first = torch.where(accepted > 0, drafts[:, 0], bonus)
-    second = torch.where(accepted > 1, drafts[:, 1], bonus)
+    accepted, committed = verdict.accepted, verdict.committed(window.drafts)
+    first, second = committed[:, 0], committed[:, 1]
     found = {}
     for temperature in TEMPERATURES:
         here = windows.temperatures == temperature
@@ -221,20 +218,20 @@ def test_rejection_emits_the_targets_law(count: int, c: float, draft: str, verif
         "late": sampled_draft(GOOD_DRAFT, c, late=1),
     }
     windows = Windows.of(count)
-    proposals = propose(windows, drafts[draft], verified)
-    verdict = by_rejection(windows, proposals)
+    window = propose(windows, drafts[draft], verified)
+    verdict = by_rejection(windows, window)
     assert (verdict.accepted > 0).any() == (verified != 0)
-    assert min(p_values(windows, proposals, verdict).values()) > FALSE_ALARM
+    assert min(p_values(windows, window, verdict).values()) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("hostile", [least_likely, most_likely, runner_up])
 def test_a_deterministic_proposal_has_a_q_of_one_token(count: int, hostile: Draft) -> None:
     windows = Windows.of(count)
-    proposals = propose(windows, hostile, K)
+    window = propose(windows, hostile, K)
     if hostile is not runner_up:  # what knows R or U can bias any rule that tests with them
-        assert min(p_values(windows, proposals, by_rejection(windows, proposals)).values()) > FALSE_ALARM
-    assert min(p_values(windows, proposals, by_agreement(windows, proposals)).values()) > FALSE_ALARM
+        assert min(p_values(windows, window, by_rejection(windows, window)).values()) > FALSE_ALARM
+    assert min(p_values(windows, window, by_agreement(windows, window)).values()) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -251,19 +248,19 @@ def test_a_deterministic_proposal_has_a_q_of_one_token(count: int, hostile: Draf
 )
 def test_coupling_emits_the_targets_law(count: int, draft: Draft, verified: int) -> None:
     windows = Windows.of(count)
-    proposals = propose(windows, draft, verified)
-    assert min(p_values(windows, proposals, by_agreement(windows, proposals)).values()) > FALSE_ALARM
+    window = propose(windows, draft, verified)
+    assert min(p_values(windows, window, by_agreement(windows, window)).values()) > FALSE_ALARM
 
 
 def test_greedy_acceptance_on_a_miss_is_caught() -> None:
     windows = Windows.of(60_000)
-    proposals = propose(windows, most_likely, K)
-    assert min(p_values(windows, proposals, by_greedy_acceptance(windows, proposals)).values()) < FALSE_ALARM
+    window = propose(windows, most_likely, K)
+    assert min(p_values(windows, window, by_greedy_acceptance(windows, window)).values()) < FALSE_ALARM
 
 
 def test_a_q_that_was_not_drawn_from_is_caught() -> None:
     windows = Windows.of(60_000)
     drawn = propose(windows, sampled_draft(GOOD_DRAFT, 0.05), K)
     told = propose(windows, sampled_draft(GOOD_DRAFT, 1.0), K)
-    lying = Proposals(drawn.drafts, told.support, drawn.verified_lens)
+    lying = Window(drawn.drafts, drawn.verified_lens, told.support)
     assert min(p_values(windows, lying, by_rejection(windows, lying)).values()) < FALSE_ALARM
