@@ -3,7 +3,7 @@
 | fixture  | loop    | wait | KV pool | what it is for                                             |
 |----------|---------|------|---------|------------------------------------------------------------|
 | `oracle` | sync    |      | large   | SGLang without our plugin                                  |
-| `tight`  | sync    | full | 600     | retraction, narrow steps, repeatable rounds                |
+| `tight`  | sync    | full | 600     | retraction (also forced), narrow steps, repeatable rounds  |
 | `roomy`  | overlap | auto | large   | long prompts, the context limit, everything that is timed  |
 """
 
@@ -22,6 +22,8 @@ CONTEXT = 1024
 CHUNK = 32
 NUM_STEPS = 15
 TIGHT_POOL = 600
+# SGLang's own switch: every so many steps a batch of two or more loses a request, which is prefilled again later.
+FORCED_RETRACTION = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
 DRAFTS = ("copy", "other", "noisy", "constant")
 
 
@@ -89,7 +91,16 @@ def _servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }.items():
         draft = DraftServer(f"tcp://127.0.0.1:{free_port()}", root / f"{name}-draft.log")
         ssd = ["--speculative-num-steps", str(NUM_STEPS), "--speculative-ssd-endpoint", draft.endpoint]
-        server = start_ssd(target, models / "copy", root / f"{name}.log", *common, *custom, *ssd, *flags)
+        server = start_ssd(
+            target,
+            models / "copy",
+            root / f"{name}.log",
+            *common,
+            *custom,
+            *ssd,
+            *flags,
+            env=FORCED_RETRACTION if name == "tight" else {},
+        )
         rigs[name] = Rig(server, draft, models, patient=name == "tight")
     started: list[SGLangServer] = [oracle, *(rig.server for rig in rigs.values())]
     try:

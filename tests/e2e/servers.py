@@ -122,12 +122,17 @@ def start_stock(model: Path, log: Path, *flags: str) -> SGLangServer:
 
 
 def start_ssd(
-    model: Path, draft: Path, log: Path, *flags: str, module: str = "sglang_ssd.launch_server"
+    model: Path,
+    draft: Path,
+    log: Path,
+    *flags: str,
+    module: str = "sglang_ssd.launch_server",
+    env: dict[str, str] | None = None,
 ) -> SGLangServer:
     """Our launcher, or a module that is it with a mistake."""
     port = free_port()
     command = [sys.executable, "-m", module, "--model-path", str(model), "--port", str(port)]
-    process = Process([*command, "--speculative-draft-model-path", str(draft), *CPU_FLAGS, *flags], log)
+    process = Process([*command, "--speculative-draft-model-path", str(draft), *CPU_FLAGS, *flags], log, env or {})
     process.start()
     return SGLangServer(process, port)
 

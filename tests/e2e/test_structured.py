@@ -17,6 +17,7 @@ PATTERNS = [  # no word may be the beginning of another that is meant: the vocab
     r"(w[1-9][0-9]?){10,20}",
     r"w8(w[1-9]){3}w9",
     r"((w5w6)|(w5w7)){4,9}w8",
+    r"(w[0-9]{1,3}){15,25}",
 ]
 
 
