@@ -45,6 +45,7 @@ from sglang_ssd.protocol import (
     pack_tokens,
     unpack_tokens,
 )
+from sglang_ssd.scheduler.supports import Proposed, read_q
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +82,10 @@ class CommittedRound:
 
 @dataclass
 class Ready:
-    """An answer in the mailbox: the draft tokens that continue a request of ``length`` tokens, and what made them."""
+    """An answer in the mailbox: what is proposed behind a request of ``length`` tokens, and what made it."""
 
     length: int
-    tokens: list[int]
+    proposed: Proposed
     source: str
 
 
@@ -466,7 +467,7 @@ class DraftClient:
             self._give_up((row.session,), lost=True)
             return None
         try:
-            tokens = unpack_tokens(row.tokens, self._hello.vocab_size).tolist()
+            tokens = unpack_tokens(row.tokens, self._hello.vocab_size)
         except BadFrame:
             self.counts["bad_frames"] += 1
             return None
@@ -475,7 +476,8 @@ class DraftClient:
         if link.tail:
             self.counts["superseded"] += 1
             return None
-        return row.session, Ready(row.base, tokens[: self._hello.num_steps], row.source)
+        q = read_q(row, tokens, self._hello.vocab_size) if self._hello.verify == "rejection" else None
+        return row.session, Ready(row.base, Proposed(tokens.tolist()[: self._hello.num_steps], q), row.source)
 
     def _log_seldom(self, kind: str, sentence: str) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""From a forward's logits to the target's draws: one pipeline for prefill, decode and verify rows.
+"""From a forward's logits to those that the target draws by: one pipeline for prefill, decode and verify rows.
 
 The order is SGLang's: penalties, grammar mask, logit bias, custom processors, then temperature and filters.
 """
@@ -12,42 +12,33 @@ from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
-from sglang_ssd.sampling.draw import draw
-from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
-from sglang_ssd.scheduler.draw_parameters import draw_parameters
 from sglang_ssd.scheduler.requests import RequestState
 
 
-def draw_window(
+def process(
     logits: Tensor,
     drafts: Tensor,
-    first_positions: Tensor,
     states: list[RequestState],
     batch: Any,  # noqa: ANN401 - sglang's ScheduleBatch
-    noise: NoiseTable,
-) -> Tensor:
-    """The target's draw at every window position, int64 [B, W]. ``logits`` are processed in place.
+) -> None:
+    """Change the logits of every window position in place, as the requests ask.
 
     Args:
         logits: [B * W, V], row-major by request.
         drafts: int64 [B, W - 1].
-        first_positions: int64 [B], position of each window's first token (the pending bonus).
         states: the B requests.
         batch: SGLang's ScheduleBatch of them.
-        noise: of the target's vocabulary.
 
     """
     sampling_info = batch.sampling_info
-    batch_size, width = drafts.shape[0], drafts.shape[1] + 1
-    window = logits.view(batch_size, width, -1)
+    window = logits.view(drafts.shape[0], drafts.shape[1] + 1, -1)
     apply_penalties(window, drafts, [row for i, s in enumerate(states) if (row := _penalty_row(i, s)) is not None])
     _apply_grammars(logits, drafts, batch)
     if sampling_info.logit_bias is not None:
         window += sampling_info.logit_bias[:, None, : window.shape[-1]]
     if sampling_info.has_custom_logit_processor:
         _apply_custom_processors(window, sampling_info)
-    return draw(logits, draw_parameters(states, first_positions, width), noise).view(batch_size, width)
 
 
 def draws_one_wide(state: RequestState) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,24 +11,14 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from torch import Tensor
 
-from sglang_ssd.sampling.accept import accepted_lengths
+from sglang_ssd.sampling.draw import draw
 from sglang_ssd.sampling.noise import NoiseTable
+from sglang_ssd.sampling.verdict import judge
+from sglang_ssd.sampling.window import Window
 from sglang_ssd.scheduler.draft_input import SSDDraftInput
-from sglang_ssd.scheduler.draws import draw_window
+from sglang_ssd.scheduler.draw_parameters import draw_parameters
+from sglang_ssd.scheduler.draws import process
 from sglang_ssd.scheduler.requests import RequestState
-
-
-@dataclass(frozen=True)
-class Window:
-    """What a round verifies: drafts int64 [B, W - 1] (padded with 0) and how many of each row count, int64 [B]."""
-
-    drafts: Tensor
-    verified_lens: Tensor
-
-    @property
-    def width(self) -> int:
-        """W: the pending bonus token and the drafts."""
-        return self.drafts.shape[1] + 1
 
 
 def verify_input(*, width: int, tokens: Tensor | None, positions: Tensor | None, custom_mask: Tensor | None) -> Any:  # noqa: ANN401
@@ -85,16 +74,16 @@ def verify(
     _enter_verify(batch, tokens, positions)
     result = target.forward_batch_generation(batch, is_verify=True)
     logits = result.logits_output.next_token_logits
-    draws = draw_window(logits, window.drafts, positions[:, 0], states, batch, noise)
-    accepted = accepted_lengths(window.drafts, draws, window.verified_lens)
-    committed = _committed_tokens(draws, accepted)
+    process(logits, window.drafts, states, batch)
+    verdict = judge(logits, window, draw_parameters(states, positions[:, 0], window.width), noise)
+    committed = verdict.committed(window.drafts)
     if batch.return_logprob:
         compute_spec_logprobs(batch, result.logits_output, committed.view(-1), chain_stride=window.width)
     result.next_token_ids = committed.view(-1).int()
-    result.accept_lens = (accepted + 1).int()
+    result.accept_lens = (verdict.accepted + 1).int()
     result.new_seq_lens = batch.seq_lens + result.accept_lens
     result.speculative_num_draft_tokens = result.speculative_output_stride = window.width
-    result.next_draft_input = SSDDraftInput(draws.gather(1, accepted[:, None]).view(-1))
+    result.next_draft_input = SSDDraftInput(verdict.bonus)
     return result
 
 
@@ -110,7 +99,8 @@ def draw_first(
     last_positions = batch.seq_lens.long() - 1
     no_drafts = torch.empty(len(states), 0, dtype=torch.int64, device=last_positions.device)
     logits = result.logits_output.next_token_logits
-    draws = draw_window(logits, no_drafts, last_positions, states, batch, noise).view(-1)
+    process(logits, no_drafts, states, batch)
+    draws = draw(logits, draw_parameters(states, last_positions, 1), noise)
     if batch.return_logprob:
         compute_spec_logprobs(batch, result.logits_output, draws, chain_stride=1)
         result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.view(-1)
@@ -129,9 +119,3 @@ def _enter_verify(batch: Any, tokens: Tensor, positions: Tensor) -> None:  # noq
     batch.spec_info = verify_input(
         width=tokens.shape[1], tokens=batch.input_ids, positions=positions.view(-1), custom_mask=None
     )
-
-
-def _committed_tokens(draws: Tensor, accepted: Tensor) -> Tensor:
-    """[B, W]: k accepted drafts (they equal the draws), then the bonus; what follows is 0 and never read."""
-    columns = torch.arange(draws.shape[1], device=draws.device)
-    return torch.where(columns <= accepted[:, None], draws, 0)

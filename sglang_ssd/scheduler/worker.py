@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sglang_ssd.policy.running import RunningMean
 from sglang_ssd.sampling.noise import NoiseTable
+from sglang_ssd.sampling.window import Support, Window
 from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, Ready
 from sglang_ssd.scheduler.draws import draws_one_wide
 from sglang_ssd.scheduler.figures import Figures
@@ -33,7 +34,8 @@ from sglang_ssd.scheduler.host_copy import HostCopy
 from sglang_ssd.scheduler.kv_reserve import is_narrow
 from sglang_ssd.scheduler.link import SchedulerOptions, connect
 from sglang_ssd.scheduler.requests import RequestBook, RequestState
-from sglang_ssd.scheduler.verifier import Window, draw_first, verify
+from sglang_ssd.scheduler.supports import NOTHING, Proposed, window_support
+from sglang_ssd.scheduler.verifier import draw_first, verify
 
 logger = logging.getLogger(__name__)
 
@@ -182,15 +184,15 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             return 0
         return max(0, min(state.num_steps, state.remaining - 1))
 
-    def _collect(self, states: list[RequestState], limits: list[int]) -> list[list[int]]:
-        """Every row's drafts, at most its limit; what is late is a miss and is not waited for again."""
+    def _collect(self, states: list[RequestState], limits: list[int]) -> list[Proposed]:
+        """What is proposed for every row; what is late is a miss and is not waited for again."""
         wanted = {
             state.session: state.length
             for state, limit in zip(states, limits, strict=True)
             if limit > 0 and state.session is not None
         }
         if self._client is None or not wanted:
-            return [[] for _ in states]
+            return [NOTHING for _ in states]
         for seconds, in_time in self._client.take_answer_times():
             self._deadline.answered(seconds, in_time=in_time)
         worth_s = self._accepted.value * self._verify_s.value if self._verify_s.observed else 1.0
@@ -202,14 +204,14 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self._reopen_lost()
         return [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
 
-    def _take(self, state: RequestState, found: dict[int, Ready], limit: int) -> list[int]:
+    def _take(self, state: RequestState, found: dict[int, Ready], limit: int) -> Proposed:
         if limit == 0 or state.session is None:
-            return []
+            return NOTHING
         ready = found.get(state.session)
         source = ready.source if ready is not None else "none"
         state.figures.count(source)
         self.figures.count_round(source)
-        return ready.tokens[:limit] if ready is not None else []
+        return ready.proposed if ready is not None else NOTHING
 
     def _reopen_lost(self) -> None:
         """Sessions that the draft server has lost start again with a new epoch and all their tokens."""
@@ -221,16 +223,24 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
                 state.epoch += 1
                 self._open(state)
 
-    def _window(self, drafts: list[list[int]], limits: list[int]) -> tuple[Window, list[int]]:
+    def _window(self, proposed: list[Proposed], limits: list[int]) -> tuple[Window, list[int]]:
         """The drafts as one padded tensor, as wide as the longest row (K+1 where CUDA graphs replay that width)."""
-        drafts = _agreed_on_all_ranks(drafts)
+        proposed = _agreed_on_all_ranks(proposed)
+        drafts = [row.tokens for row in proposed]
         verified = [min(len(row), limit) for row, limit in zip(drafts, limits, strict=True)]
         graphs = bool(self.target_worker.get_decode_cuda_graph_bs())
         columns = self.speculative_num_steps if graphs and any(limits) else max(verified)
         padded = [row[:count] + [0] * (columns - count) for row, count in zip(drafts, verified, strict=True)]
         host = torch.tensor([[*row, count] for row, count in zip(padded, verified, strict=True)], dtype=torch.int64)
         both = host.view(len(drafts), columns + 1).to(self.device, non_blocking=True)
-        return Window(both[:, :columns], both[:, columns]), verified
+        return Window(both[:, :columns], both[:, columns], self._support(proposed, columns)), verified
+
+    def _support(self, proposed: list[Proposed], columns: int) -> Support | None:
+        """The q of every draft, in rejection mode."""
+        if self._options.config.verify != "rejection":
+            return None
+        support = window_support(proposed, columns)
+        return Support(*(part.to(self.device, non_blocking=True) for part in (support.ids, support.q)))
 
     # ---- outcomes ---------------------------------------------------------------------------------------------
 
@@ -289,10 +299,10 @@ def _extend_ends(batch: Any) -> list[int]:  # noqa: ANN401
     return ends
 
 
-def _agreed_on_all_ranks(drafts: list[list[int]]) -> list[list[int]]:
-    """The drafts of attention-TP rank 0, which alone talks to the draft server."""
+def _agreed_on_all_ranks(proposed: list[Proposed]) -> list[Proposed]:
+    """What was proposed to attention-TP rank 0, which alone talks to the draft server."""
     group = get_parallel().attn_tp_group
     if group.world_size == 1:
-        return drafts
-    agreed: list[list[int]] = group.broadcast_object(drafts, src=0)
+        return proposed
+    agreed: list[Proposed] = group.broadcast_object(proposed, src=0)
     return agreed

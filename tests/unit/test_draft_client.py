@@ -117,7 +117,7 @@ def test_a_round_trip(client: DraftClient, peer: Peer) -> None:
     assert (row.base, row.remaining, unpack_tokens(row.tokens, 100).tolist()) == (3, 49, [7])
     peer.answer(1, Speculation(1, 1, 4, "hit", pack_tokens([8, 9])))
     found, timed_out = client.collect({1: 4}, PATIENCE_S)
-    assert (found[1].tokens, found[1].source, timed_out) == ([8, 9], "hit", False)
+    assert (found[1].proposed.tokens, found[1].source, timed_out) == ([8, 9], "hit", False)
 
 
 def test_unconfirmed_tokens_are_sent_again_until_an_answer_confirms_them(client: DraftClient, peer: Peer) -> None:
@@ -131,7 +131,7 @@ def test_unconfirmed_tokens_are_sent_again_until_an_answer_confirms_them(client:
     peer.answer(1, Speculation(1, 1, 4, "hit", pack_tokens([8])))  # late: confirms, but is not served
     peer.answer(2, Speculation(1, 1, 6, "partial", pack_tokens([5])))
     found, _ = client.collect({1: 6}, PATIENCE_S)
-    assert found[1].tokens == [5]
+    assert found[1].proposed.tokens == [5]
     commit(client, 3, 6, [1])
     assert peer.expect(Outcomes).rows[0].base == 6
 
@@ -163,7 +163,7 @@ def test_junk_stale_and_foreign_frames_are_counted_and_dropped(client: DraftClie
     peer.answer(1, Speculation(1, 1, 4, "hit", b"abc"))  # cut block
     peer.answer(1, Speculation(1, 1, 4, "hit", pack_tokens([8])))
     found, _ = client.collect({1: 4}, PATIENCE_S)
-    assert found[1].tokens == [8]
+    assert found[1].proposed.tokens == [8]
     assert client.describe()["bad_frames"] == 6
     assert client.describe()["stale_frames"] == 3
 
