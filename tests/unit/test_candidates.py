@@ -152,3 +152,9 @@ def test_samples_reach_the_host_in_the_order_of_their_rows() -> None:
         assert sample.token == found.tokens[index]
         assert np.frombuffer(sample.ids, "<i4").tolist() == found.support.ids[index].tolist()
         assert np.frombuffer(sample.q, "<f4").tolist() == found.support.q[index].tolist()
+
+
+def test_samples_are_of_what_the_filters_left() -> None:
+    found = find(some_logits(), [terms_of(sampling(1.0, 5, top_k=4), PROPOSAL, VOCAB)] * ROWS)
+    assert found.support is not None
+    assert (found.support.q > 0).sum(-1).tolist() == [4] * ROWS

@@ -20,7 +20,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from sglang_ssd.sampling.accept import accepted_lengths
-from sglang_ssd.sampling.draw import DrawParameters
+from sglang_ssd.sampling.draw import DrawParameters, draw
 from sglang_ssd.sampling.noise import NoiseTable, gumbel
 from sglang_ssd.sampling.rejection import SupportRule, sample_from_support
 from sglang_ssd.sampling.verdict import judge
@@ -250,6 +250,18 @@ def test_coupling_emits_the_targets_law(count: int, draft: Draft, verified: int)
     windows = Windows.of(count)
     window = propose(windows, draft, verified)
     assert min(p_values(windows, window, by_agreement(windows, window)).values()) > FALSE_ALARM
+
+
+def test_behind_drafts_that_pass_both_rules_draw_the_same_bonus() -> None:
+    windows = Windows.of(20_000)
+    window = propose(windows, sampled_draft(GOOD_DRAFT, 1.0), -1)
+    verdict = by_rejection(windows, window)
+    logits = windows.target_logits(window.drafts)[torch.arange(20_000), verdict.accepted]
+    positions = windows.positions(0) + verdict.accepted
+    parameters = DrawParameters(torch.arange(20_000), windows.temperatures, windows.seeds, positions)
+    passed = verdict.accepted == window.verified_lens
+    assert passed.float().mean() > 0.5
+    assert torch.equal(verdict.bonus[passed], draw(logits, parameters, NOISE)[passed])
 
 
 def test_greedy_acceptance_on_a_miss_is_caught() -> None:

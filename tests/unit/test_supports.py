@@ -15,7 +15,7 @@ from sglang_ssd.scheduler.supports import NOTHING, Proposed, read_q, window_supp
 
 VOCAB = 50
 TOKENS = np.array([7, 9], dtype=np.int32)
-IDS, Q = [7, 3, 1, 2, 9, 4], [0.5, 0.25, 0.25, 0.1, 0.9, 0.0]
+IDS, Q = [7, 3, 1, 2, 9, 4], [0.5, 0.25, 0.25, 0.2, 1.8, 0.0]  # the second is not normalised
 
 
 def row(ids: list[int], q: list[float]) -> Speculation:
