@@ -50,7 +50,8 @@ def replay(ranks: Sequence[int], lookahead: int) -> list[Round]:
         window = ranks[start : start + lookahead]
         accepted = next((i for i, rank in enumerate(window) if rank > 0), lookahead)
         rank = ranks[start + accepted]
-        rounds.append(Round(accepted, rank - 1 if accepted < lookahead else rank))
+        rejected = accepted < lookahead and rank < TOP
+        rounds.append(Round(accepted, rank - 1 if rejected else rank))
         start += accepted + 1
     return rounds
 

@@ -18,7 +18,7 @@ from tests.models import make_llama, make_noisy_copy
 def test_rounds_are_replayed():
     """K=2: both accepted and the bonus third; one accepted; none accepted, twice; then too little for a round."""
     ranks = [0, 0, 2, 0, 3, 1, TOP, 0, 0]
-    assert replay(ranks, 2) == [Round(2, 2), Round(1, 2), Round(0, 0), Round(0, TOP - 1)]
+    assert replay(ranks, 2) == [Round(2, 2), Round(1, 2), Round(0, 0), Round(0, TOP)]
 
 
 def test_a_draft_that_is_always_right_gives_whole_rounds():
@@ -28,14 +28,14 @@ def test_a_draft_that_is_always_right_gives_whole_rounds():
 
 def test_the_report_counts_by_hand():
     made = report([[0, 0, 2, 0, 3, 1, TOP, 0, 0], [1, 0, 0]], 2, (1, 3, 2))
-    rounds = [Round(2, 2), Round(1, 2), Round(0, 0), Round(0, TOP - 1), Round(0, 0)]
+    rounds = [Round(2, 2), Round(1, 2), Round(0, 0), Round(0, TOP), Round(0, 0)]
     assert made.texts == 2
     assert made.positions == 12
     assert made.agreement == 7 / 12
     assert made.tokens_per_round == sum(each.accepted + 1 for each in rounds) / 5
     assert made.in_top_4 == 4 / 5
     assert made.hit_rate == 3 / 5  # the first has two candidates for three that are needed, the fourth is far away
-    assert made.rejected_ranks == {"0": 2, "1": 0, "2": 1, "3": 0, "4-7": 0, "8-15": 1, "beyond": 0}
+    assert made.rejected_ranks == {"0": 2, "1": 0, "2": 1, "3": 0, "4-7": 0, "8-15": 0, "beyond": 1}
 
 
 def test_a_report_needs_a_fan_out_and_a_round():
