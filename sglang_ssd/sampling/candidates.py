@@ -12,8 +12,9 @@ from sglang_ssd.sampling.noise import gumbel, noise_bits, scrambled_ids
 from sglang_ssd.sampling.rejection import SupportRule, sample_from_support
 from sglang_ssd.sampling.window import Support
 
-SHORTLIST = 256
-"""At T > 0 the noise is computed for this many likeliest tokens only; it costs speed to be wrong, never text."""
+SHORTLIST = 1024
+"""At T > 0 the noise is computed for this many likeliest tokens only; it costs speed to be wrong, never text. What the
+target draws from outside is never guessed; twelve rows of 49,152 tokens take 2 ms longer than with a list of 256."""
 
 _CUT = 1000.0
 """What a token that the filters cut loses in score: it comes after all that stay, in the order it had."""
