@@ -1,6 +1,6 @@
 """From a forward's logits to those that the target draws by: one pipeline for prefill, decode and verify rows.
 
-The order is SGLang's: penalties, grammar mask, logit bias, custom processors, then temperature and filters.
+The order is SGLang's: penalties, grammar mask, logit bias, custom processors, no NaN, then temperature and filters.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+from sglang.srt.utils.async_probe import sanitize_nan_logits
 from torch import Tensor
 
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
@@ -39,6 +40,7 @@ def process(
         window += sampling_info.logit_bias[:, None, : window.shape[-1]]
     if sampling_info.has_custom_logit_processor:
         _apply_custom_processors(window, sampling_info)
+    sanitize_nan_logits(logits, "SSD: target logits")
 
 
 def draws_one_wide(state: RequestState) -> bool:

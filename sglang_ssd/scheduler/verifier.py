@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
@@ -18,6 +17,7 @@ from sglang_ssd.sampling.window import Window
 from sglang_ssd.scheduler.draft_input import SSDDraftInput
 from sglang_ssd.scheduler.draw_parameters import draw_parameters
 from sglang_ssd.scheduler.draws import process
+from sglang_ssd.scheduler.logprobs import add_logprobs
 from sglang_ssd.scheduler.requests import RequestState
 
 
@@ -78,7 +78,7 @@ def verify(
     verdict = judge(logits, window, draw_parameters(states, positions[:, 0], window.width), noise)
     committed = verdict.committed(window.drafts)
     if batch.return_logprob:
-        compute_spec_logprobs(batch, result.logits_output, committed.view(-1), chain_stride=window.width)
+        add_logprobs(batch, result.logits_output, committed.view(-1), window.width)
     result.next_token_ids = committed.view(-1).int()
     result.accept_lens = (verdict.accepted + 1).int()
     result.new_seq_lens = batch.seq_lens + result.accept_lens
@@ -102,7 +102,7 @@ def draw_first(
     process(logits, no_drafts, states, batch)
     draws = draw(logits, draw_parameters(states, last_positions, 1), noise)
     if batch.return_logprob:
-        compute_spec_logprobs(batch, result.logits_output, draws, chain_stride=1)
+        add_logprobs(batch, result.logits_output, draws, 1)
         result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.view(-1)
     result.next_token_ids = draws
     result.new_seq_lens = batch.seq_lens
