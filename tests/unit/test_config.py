@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_ssd.config import MAX_NUM_STEPS, ConfigError, SSDConfig, check_num_steps
+from sglang_ssd.config import MAX_NUM_STEPS, MAX_SUPPORT, ConfigError, SSDConfig, check_num_steps
 
 
 def parse(*argv: str) -> SSDConfig:
@@ -27,6 +27,9 @@ CONFIGS = st.builds(
     mode=st.sampled_from(["ssd", "sync", "off"]),
     wait=st.sampled_from(["auto", "full"]),
     fallback=st.sampled_from(["jit", "none"]),
+    verify=st.sampled_from(["coupled", "rejection"]),
+    rejection_support=st.integers(1, MAX_SUPPORT),
+    saguaro_c=st.floats(0.0, 1.0),
     fan_out=st.integers(1, 1000),
     endpoint=st.sampled_from([None, "ipc:///run/draft.sock", "tcp://127.0.0.1:5555", "tcp://[::1]:5555"]),
     draft_engine=st.sampled_from(["sglang", "torch"]),
@@ -48,6 +51,12 @@ def test_a_config_survives_its_own_command_line(config: SSDConfig) -> None:
         ({"mode": "fast"}, "--speculative-ssd-mode"),
         ({"wait": "long"}, "--speculative-ssd-wait"),
         ({"fallback": "magic"}, "--speculative-ssd-fallback"),
+        ({"verify": "greedy"}, "--speculative-ssd-verify"),
+        ({"rejection_support": 0}, "--speculative-ssd-rejection-support"),
+        ({"rejection_support": MAX_SUPPORT + 1}, "--speculative-ssd-rejection-support"),
+        ({"saguaro_c": 1.1}, "--speculative-ssd-saguaro-c"),
+        ({"saguaro_c": -0.1}, "--speculative-ssd-saguaro-c"),
+        ({"saguaro_c": float("nan")}, "--speculative-ssd-saguaro-c"),
         ({"fan_out": 0}, "--speculative-ssd-fan-out"),
         ({"draft_engine": "vllm"}, "--speculative-ssd-draft-engine"),
         ({"draft_max_total_tokens": 255}, "--speculative-ssd-draft-max-total-tokens"),
