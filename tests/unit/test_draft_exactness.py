@@ -10,6 +10,7 @@ from sglang_ssd.draft_server.engine import EngineSettings
 from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.protocol import Speculations
 from tests.models import make_llama
+from tests.remote_engine import RemoteEngine, engine_process
 from tests.support import Harness
 
 K = 3
@@ -35,6 +36,16 @@ def prompt():
 
 def engine_on(checkpoint):
     return TorchEngine(EngineSettings(str(checkpoint), slots=1500, rows=60))
+
+
+@pytest.fixture(params=["torch", pytest.param("sglang", marks=pytest.mark.server)])
+def engine(request, checkpoint):
+    """Both engines must keep the promise."""
+    if request.param == "torch":
+        yield engine_on(checkpoint)
+        return
+    with engine_process() as pool:
+        yield RemoteEngine(pool, EngineSettings(str(checkpoint), "cpu", dtype="float32", slots=1500, rows=60))
 
 
 def text_of(node):
@@ -115,8 +126,8 @@ def play_all(harness, prompt, reference):
     return sources
 
 
-def test_after_every_kind_of_round(checkpoint, reference, prompt):
-    harness = Harness(engine_on(checkpoint), num_steps=K, fan_out=8, prefill_chunk=10)
+def test_after_every_kind_of_round(engine, reference, prompt):
+    harness = Harness(engine, num_steps=K, fan_out=8, prefill_chunk=10)
     sources = play_all(harness, prompt, reference)
     assert {"hit", "jit", "none"} <= set(sources)
     count, worst = compare(harness.server.cache.tree, reference)
@@ -125,9 +136,9 @@ def test_after_every_kind_of_round(checkpoint, reference, prompt):
     harness.server.cache.check()
 
 
-def test_after_a_partial_hit(checkpoint, reference, prompt):
+def test_after_a_partial_hit(engine, reference, prompt):
     """With wait=auto the outcomes come while trees are half grown; what is finished on demand is exact too."""
-    harness = Harness(engine_on(checkpoint), num_steps=K, fan_out=8, wait="auto")
+    harness = Harness(engine, num_steps=K, fan_out=8, wait="auto")
     harness.prefill(1, prompt)
     sources, news = [], [draw(reference, prompt)]
     for turns in (3, 2, 2, 3, 2, 2, 4, 3):

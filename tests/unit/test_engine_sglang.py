@@ -6,10 +6,7 @@ child process: SGLang's runtime context is global, and nothing of it may leak in
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,49 +25,12 @@ from sglang_ssd.draft_server.engine_sglang import (
 from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.sampling.candidates import best_candidates
 from tests.models import make_llama
+from tests.remote_engine import RemoteEngine, engine_process, ints
 
 pytestmark = pytest.mark.server
 
 VOCAB, CONTEXT, SLOTS, ROWS = 1000, 128, 300, 8
 TOLERANCE = 1e-4
-
-
-@cache
-def _engine(settings: EngineSettings):
-    from sglang_ssd.draft_server.engine_sglang import SGLangEngine
-
-    return SGLangEngine(settings)
-
-
-def _call(settings: EngineSettings, method: str, *args):
-    return getattr(_engine(settings), method)(*args)
-
-
-def _limits(settings: EngineSettings) -> EngineLimits:
-    return _engine(settings).limits
-
-
-class RemoteEngine:
-    """A DraftEngine whose calls run in the only worker of ``pool``."""
-
-    def __init__(self, pool: ProcessPoolExecutor, settings: EngineSettings) -> None:
-        self._pool, self._settings = pool, settings
-        self.limits = pool.submit(_limits, settings).result()
-
-    def _call(self, method: str, *args):
-        return self._pool.submit(_call, self._settings, method, *args).result()
-
-    def write(self, rows: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> None:
-        self._call("write", _ints(rows), _ints(positions), _ints(slots))
-
-    def fork(self, sources: Sequence[int], lengths: Sequence[int], targets: Sequence[int]) -> None:
-        self._call("fork", _ints(sources), _ints(lengths), _ints(targets))
-
-    def decode(self, batch: Rows) -> Candidates:
-        return self._call("decode", batch)
-
-    def extend(self, row: int, start: int, tokens: Sequence[int], slots: Sequence[int]) -> None:
-        self._call("extend", row, start, _ints(tokens), _ints(slots))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[RemoteEngine]:
-    with _pool() as pool:
+    with engine_process() as pool:
         yield RemoteEngine(pool, _settings(model))
 
 
@@ -98,23 +58,15 @@ def reference(model: Path):
     return run
 
 
-def _pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
-
-
 def _settings(model: Path, **changes) -> EngineSettings:
     sizes = {"dtype": "float32", "slots": SLOTS, "rows": ROWS, "context_length": CONTEXT, "candidates": VOCAB}
     return EngineSettings(str(model), "cpu", **(sizes | changes))
 
 
-def _ints(values: Sequence[int]) -> np.ndarray:
-    return np.asarray(values, dtype=np.int64)
-
-
 def _rows(rows, positions, tokens, slots, temperature: float = 0.0, seed: int = 0) -> Rows:
     count = len(tokens)
     return Rows(
-        *map(_ints, (rows, positions, tokens, slots)),
+        *map(ints, (rows, positions, tokens, slots)),
         temperatures=np.full(count, temperature, dtype=np.float32),
         seeds=np.full(count, seed, dtype=np.int64),
     )
@@ -249,13 +201,13 @@ def test_it_agrees_with_the_torch_engine(engine: RemoteEngine, model: Path, seed
     prompt = _tokens(12, seed)
     length, free = [12] + [0] * (ROWS - 1), rng.permutation(np.arange(13, SLOTS + 1)).tolist()
     for each in (engine, other):
-        each.extend(0, 0, _ints(prompt), np.arange(1, 13))
+        each.extend(0, 0, ints(prompt), np.arange(1, 13))
     for _ in range(12):
         source, target = rng.choice(np.flatnonzero(length)), rng.integers(1, ROWS)
         kept = int(rng.integers(1, length[source] + 1))
         if source != target:
             for each in (engine, other):
-                each.fork(_ints([source]), _ints([kept]), _ints([target]))
+                each.fork(ints([source]), ints([kept]), ints([target]))
             length[target] = kept
         grown = int(rng.integers(1, 5))
         positions = range(length[target], length[target] + grown)
@@ -266,7 +218,7 @@ def test_it_agrees_with_the_torch_engine(engine: RemoteEngine, model: Path, seed
 
 def test_bfloat16_with_a_shorter_context(model: Path, reference) -> None:
     tokens = _tokens(20, seed=15)
-    with _pool() as pool:
+    with engine_process() as pool:
         engine = RemoteEngine(pool, _settings(model, dtype="bfloat16", context_length=64, candidates=4))
         assert engine.limits.context_length == 64
         engine.extend(0, 0, tokens[:19], range(1, 20))
