@@ -171,6 +171,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self._commit(states, [True] * len(states), verified, copy, verify_us=int(1e6 * self._verify_s.value))
         verified_at = time.perf_counter()
         self._verify_s.observe(verified_at - collected)
+        self._deadline.earned(verified_at - collected)
         self.figures.forwards += 1
         self.figures.narrow_forwards += window.width == 1
         self.figures.wait_s += collected - collecting
@@ -200,7 +201,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         found, timed_out = self._client.collect(wanted, allowance_s)
         if timed_out and allowance_s > 0:
             self.figures.timeouts += 1
-            self._deadline.missed()
+            self._deadline.missed(allowance_s)
         self._reopen_lost()
         return [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
 

@@ -25,7 +25,7 @@ def test_waiting_in_vain_backs_off_exponentially_until_an_answer_is_in_time() ->
     for number in range(200):
         if deadline.allowance_s() > 0:
             waited.append(number)
-            deadline.missed()
+            deadline.missed(0.0)
     assert waited == [0, 2, 5, 10, 19, 36, 69, 134]
     deadline.answered(0.5, in_time=False)
     assert deadline.allowance_s() == 0
@@ -41,5 +41,19 @@ def test_a_draft_that_seems_worthless_is_looked_at_now_and_then() -> None:
 
 def test_a_patient_one_waits() -> None:
     deadline = Deadline(patient=True)
-    deadline.missed()
+    deadline.missed(100.0)
     assert deadline.allowance_s(worth_s=0) > 1000
+
+
+def test_what_is_waited_in_vain_is_bounded_by_a_share_of_the_work() -> None:
+    """Whatever the answers do: at most half a second, and then a twentieth of the target's time."""
+    deadline, wasted, worked = taught(Deadline(), 0.3), 0.0, 0.0
+    for _ in range(5000):
+        allowance = deadline.allowance_s()
+        if allowance > 0:
+            deadline.missed(allowance)
+        wasted, worked = wasted + allowance, worked + 0.01
+        deadline.earned(0.01)
+        deadline.answered(2.0, in_time=True)  # late answers that look timely, the worst case
+        assert wasted <= 0.5 + worked / 20 + 1e-9
+    assert wasted > 1.0  # it does keep trying
