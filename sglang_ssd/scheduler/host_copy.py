@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class HostCopy:
         self._rows: list[list[int]] | None = None
         self._arrived: torch.cuda.Event | None = None
         self._host = packed
+        self.arrived_at = time.perf_counter()
+        """When the tokens were on the host, as far as is known: exact once `committed` has been called."""
         if packed.is_cuda:
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
@@ -35,5 +38,6 @@ class HostCopy:
             if self._rows is None:
                 if self._arrived is not None:
                     self._arrived.synchronize()
+                    self.arrived_at = time.perf_counter()
                 self._rows = [row[1 : 1 + row[0]] for row in self._host.tolist()]
             return self._rows

@@ -54,6 +54,8 @@ class _PendingRow:
 class _PendingRound:
     rows: tuple[_PendingRow, ...]
     copy: HostCopy
+    verified_from: float | None
+    """When the verify began; None for a prefill."""
 
 
 class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
@@ -135,7 +137,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             on_publish(result.new_seq_lens)
         complete = [int(end) == state.length for end, state in zip(_extend_ends(batch), states, strict=True)]
         ones = torch.ones_like(result.next_token_ids)
-        self._commit(states, complete, [0] * len(states), HostCopy(result.next_token_ids, ones), verify_us=0)
+        self._commit(states, complete, [0] * len(states), HostCopy(result.next_token_ids, ones))
         return result
 
     def _announce(self, state: RequestState) -> None:
@@ -168,14 +170,10 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         copy = HostCopy(result.next_token_ids.view(len(states), -1), result.accept_lens)
-        self._commit(states, [True] * len(states), verified, copy, verify_us=int(1e6 * self._verify_s.value))
-        verified_at = time.perf_counter()
-        self._verify_s.observe(verified_at - collected)
-        self._deadline.earned(verified_at - collected)
+        self._commit(states, [True] * len(states), verified, copy, verified_from=collected)
         self.figures.forwards += 1
         self.figures.narrow_forwards += window.width == 1
         self.figures.wait_s += collected - collecting
-        self.figures.verify_s += verified_at - collected
         self.figures.other_s += collecting - started
         return result
 
@@ -246,7 +244,13 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
     # ---- outcomes ---------------------------------------------------------------------------------------------
 
     def _commit(
-        self, states: list[RequestState], complete: list[bool], verified: list[int], copy: HostCopy, *, verify_us: int
+        self,
+        states: list[RequestState],
+        complete: list[bool],
+        verified: list[int],
+        copy: HostCopy,
+        *,
+        verified_from: float | None = None,
     ) -> None:
         """Note a forward's outcome, to be settled here and sent by the link once it is on the host."""
         self._rounds += 1
@@ -254,16 +258,14 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             _PendingRow(state, state.epoch, count if done else -1)
             for state, done, count in zip(states, complete, verified, strict=True)
         )
-        self._pending.append(_PendingRound(rows, copy))
+        self._pending.append(_PendingRound(rows, copy, verified_from))
         if self._client is None:
             return
         told = [i for i, row in enumerate(rows) if complete[i] and row.state.session is not None]
         if told:
-            self._client.commit(self._committed_round(rows, told, copy, verify_us))
+            self._client.commit(self._committed_round(rows, told, copy))
 
-    def _committed_round(
-        self, rows: tuple[_PendingRow, ...], told: list[int], copy: HostCopy, verify_us: int
-    ) -> CommittedRound:
+    def _committed_round(self, rows: tuple[_PendingRow, ...], told: list[int], copy: HostCopy) -> CommittedRound:
         committed = tuple(
             CommittedRow(
                 session=rows[i].state.session or 0,
@@ -279,7 +281,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             everything = copy.committed()
             return [everything[i] for i in told]
 
-        return CommittedRound(self._rounds, committed, tokens, verify_us)
+        return CommittedRound(self._rounds, committed, tokens, int(1e6 * self._verify_s.value))
 
     def _settle(self) -> None:
         """Take in every earlier outcome, waiting for the device where the overlap loop runs ahead of it."""
@@ -292,6 +294,13 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
                 self.figures.count_outcome(len(tokens) - 1, row.verified_len)
                 if row.verified_len:
                     self._accepted.observe(len(tokens) - 1)
+            if pending.verified_from is not None:
+                self._observe_verify(pending.copy.arrived_at - pending.verified_from)
+
+    def _observe_verify(self, seconds: float) -> None:
+        self._verify_s.observe(seconds)
+        self._deadline.earned(seconds)
+        self.figures.verify_s += seconds
 
 
 def _extend_ends(batch: Any) -> list[int]:  # noqa: ANN401
