@@ -19,6 +19,10 @@ from torch import Tensor
 
 PAD, BOS, EOS, UNKNOWN = 0, 1, 2, 3
 SPECIAL = {PAD: "<pad>", BOS: "<s>", EOS: "</s>", UNKNOWN: "<unk>"}
+STRUCTURE = (  # what schemas, tool calls and reasoning are written with: the last words of a vocabulary of 1,000
+    "{", "}", "[", "]", ":", ",", "true", "false", '"a"', '"b"', '"name"', '"arguments"', '"parameters"', '"look"',
+    "<think>", "</think>", "<tool_call>\n", "\n</tool_call>",
+)  # fmt: skip
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %} {{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %} w4{% endif %}"
@@ -145,10 +149,13 @@ def _rewrite(source: str | Path, path: str | Path, change) -> Path:  # change: (
 
 
 def _write_tokenizer(path: Path, vocab_size: int, context_length: int) -> None:
-    """Words ``w4 w5 ...`` between spaces, one token each; ids 0 to 3 are special."""
+    """Words ``w4 w5 ...`` between spaces, one token each; ids 0 to 3 are special, the last are STRUCTURE."""
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {SPECIAL.get(index, f"w{index}"): index for index in range(vocab_size)}
+    if vocab_size >= 1000:
+        vocabulary = {word: index for word, index in vocabulary.items() if index < vocab_size - len(STRUCTURE)}
+        vocabulary |= {word: vocab_size - len(STRUCTURE) + i for i, word in enumerate(STRUCTURE)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL[UNKNOWN]))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     fast = PreTrainedTokenizerFast(

@@ -73,6 +73,7 @@ def _servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """All three at once: starting is mostly imports."""
     root = tmp_path_factory.mktemp("servers")
     common = ["--context-length", str(CONTEXT), "--chunked-prefill-size", str(CHUNK), "--max-running-requests", "24"]
+    common += ["--enable-return-hidden-states", "--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25"]
     custom = ["--enable-custom-logit-processor"]
     target = models / "target"
     rigs: dict[str, Rig] = {}
