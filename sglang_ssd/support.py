@@ -21,6 +21,10 @@ _NOT_YET: tuple[tuple[Callable[[ServerArgs], bool], str], ...] = (
     (lambda s: s.nnodes > 1, "several nodes: use --nnodes 1"),
     (lambda s: s.disaggregation_mode != "null", "split prefill and decode: leave --disaggregation-mode away"),
     (lambda s: s.use_ray or s.encoder_only, "Ray and encoder-only servers: leave --use-ray and --encoder-only away"),
+    (
+        lambda s: s.grammar_backend == "outlines",
+        "the grammar backend outlines, which cannot take tokens back: use --grammar-backend xgrammar",
+    ),
     (lambda s: s.smg_grpc_mode or s.grpc_mode, "the gRPC server mode: leave --grpc-mode and --smg-grpc-mode away"),
 )
 

@@ -34,6 +34,7 @@ def parse(*argv: str) -> Arguments:
         (["--tokenizer-worker-num", "2"], "--tokenizer-worker-num 1"),
         (["--nnodes", "2"], "--nnodes 1"),
         (["--disaggregation-mode", "decode"], "--disaggregation-mode"),
+        (["--grammar-backend", "outlines"], "--grammar-backend xgrammar"),
         (["--encoder-only"], "--encoder-only"),
         (["--smg-grpc-mode"], "--grpc-mode"),
         (["--speculative-algorithm", "EAGLE"], "EAGLE"),
