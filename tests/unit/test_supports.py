@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sglang_ssd.protocol import Speculation, pack_floats, pack_tokens
-from sglang_ssd.sampling.draw import DrawParameters
+from sglang_ssd.sampling.draw import DrawParameters, draw
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.verdict import judge
 from sglang_ssd.sampling.window import Support, Window
@@ -86,3 +86,13 @@ def test_greedy_rows_beside_sampled_ones_go_by_agreement() -> None:
     )
     assert without.accepted.tolist() == [0, 0, 0]
     assert without.bonus.tolist() == [best[0, 0], 2, best[2, 0]]
+
+
+def test_a_round_without_drafts_is_one_draw_of_p() -> None:
+    support = window_support([NOTHING, NOTHING], columns=0)
+    window = Window(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), support)
+    logits = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    parameters = DrawParameters(torch.tensor([1]), torch.ones(1), torch.tensor([8]), torch.tensor([5]))
+    verdict = judge(logits, window, parameters, NoiseTable.of(6))
+    assert verdict.accepted.tolist() == [0, 0]
+    assert verdict.bonus.tolist() == draw(logits, parameters, NoiseTable.of(6)).tolist()
