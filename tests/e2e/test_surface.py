@@ -34,6 +34,7 @@ GRAMMARS = [  # no word may be the beginning of another that is meant: the vocab
     {"json_schema": '{"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 9}'},
     {"json_schema": '{"type": "object", "properties": {"a": {"enum": ["a", "b"]}, "b": {}}, "required": ["a", "b"]}'},
 ]
+GRAMMAR_KEYS = {"regex", "ebnf", "json_schema"}
 FILTERS = {
     "top_k": st.sampled_from([1, 2, 7, 50]),
     "top_p": st.sampled_from([0.3, 0.8, 0.95]),
@@ -68,7 +69,7 @@ def bodies(draw: st.DrawFn) -> dict:
         "max_new_tokens": most,
     }
     sampling |= draw(st.fixed_dictionaries({}, optional=FILTERS | PENALTIES | ENDS)) | draw(st.sampled_from(GRAMMARS))
-    if not sampling.keys() & {"regex", "ebnf", "json_schema"}:  # both together can forbid every token
+    if not sampling.keys() & GRAMMAR_KEYS:  # both together can forbid every token
         sampling["min_new_tokens"] = draw(st.integers(0, most))
     sampling["n"] = draw(st.sampled_from([1, 1, 1, 2, 3]))
     if steps := draw(st.sampled_from([None, None, 0, 1, 4])):
@@ -86,15 +87,17 @@ def bodies(draw: st.DrawFn) -> dict:
 
 
 def is_for_the_oracle(body: dict) -> bool:
-    """Whether SGLang is right about it: greedy, and not with both kinds of penalties, whose order it leaves to chance.
+    """Whether SGLang without us is right about it, and the same every time: greedy, and
 
-    (And the oracle runs without custom processors.)
+    * not with both kinds of penalties, whose order it leaves to a set's;
+    * not a grammar with ``ignore_eos``: it writes one more token behind the end of the grammar;
+    * no custom processor, which the oracle is not started with.
     """
     asked = body["sampling_params"]
-    scales, adds = "repetition_penalty" in asked, asked.keys() & {"frequency_penalty", "presence_penalty"}
-    return (asked["temperature"] == 0 or asked.get("top_k") == 1) and not (
-        (scales and adds) or "custom_logit_processor" in body
-    )
+    penalties = "repetition_penalty" in asked and asked.keys() & {"frequency_penalty", "presence_penalty"}
+    behind_the_end = asked.get("ignore_eos") and asked.keys() & GRAMMAR_KEYS
+    greedy = asked["temperature"] == 0 or asked.get("top_k") == 1
+    return greedy and not (penalties or behind_the_end or "custom_logit_processor" in body)
 
 
 def check(rig: Rig, oracle: SGLangServer, batch: list[dict]) -> None:
