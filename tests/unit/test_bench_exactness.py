@@ -71,6 +71,15 @@ def test_rejection_accepts_a_perfect_draft_and_some_of_a_fair_one(models: Path, 
     assert tally.acceptance > (0.8 if draft == "target" else 0.05)
 
 
+def test_shared_noise_makes_hits_and_so_does_a_c_of_zero(models: Path, target: Target) -> None:
+    """At a temperature where the bonus of the rejection rule is hard to guess."""
+    rules = [Rule(4, 12), Rule(4, 12, "rejection", 1.0), Rule(4, 12, "rejection", 0.0)]
+    longer = [Ask([5, 9, 100 + seed], 50, 0.6, seed) for seed in range(5)]
+    coupled, rejection, saguaro = (play(target, engine(models / "noisy"), rule, longer) for rule in rules)
+    assert coupled.hit_rate > rejection.hit_rate + 0.15
+    assert saguaro.hit_rate > rejection.hit_rate + 0.05
+
+
 def test_the_command_writes_its_table_between_the_markers(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
