@@ -15,6 +15,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
+from sglang_ssd.draft_server.drawing import draft_draw, to_host
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Rows
 from sglang_ssd.draft_server.engine_sglang import (
     UnsupportedModel,
@@ -23,7 +24,9 @@ from sglang_ssd.draft_server.engine_sglang import (
     graph_batch_sizes,
 )
 from sglang_ssd.draft_server.engine_torch import TorchEngine
-from sglang_ssd.sampling.candidates import best_candidates
+from sglang_ssd.draft_server.terms import Proposal, Terms
+from sglang_ssd.protocol import pack_floats, pack_tokens, unpack_floats
+from sglang_ssd.sampling.candidates import best_candidates, find_candidates
 from tests.models import make_llama
 from tests.remote_engine import RemoteEngine, engine_process, ints
 
@@ -191,6 +194,37 @@ def test_sampled_rows_rank_by_the_shared_noise(engine: RemoteEngine, reference) 
     )
     assert candidates.ids[0, :8].tolist() == ids[0, :8].tolist()
     np.testing.assert_allclose(candidates.scores[0, :8], scores[0, :8], atol=10 * TOLERANCE)
+
+
+def test_rows_of_a_forward_go_each_by_its_own_terms(engine: RemoteEngine, reference) -> None:
+    """Greedy with a bias, filtered, and sampled from a q; more rows than one forward takes."""
+    tokens = _tokens(10, seed=14)
+    terms = [
+        Terms(bias_ids=pack_tokens([77]), bias=pack_floats([500.0])),
+        Terms(0.8, 5, top_k=3),
+        Terms(0.8, 5, proposal=Proposal(support=12, top_f=2, c=0.5, vocab_size=VOCAB)),
+    ]
+    count = 3 * ROWS
+    for row in range(ROWS):
+        engine.extend(row, 0, tokens[:9], range(1, 10))
+    each = [terms[i % 3] for i in range(count)]
+    batch = Rows(
+        *map(ints, ([i % ROWS for i in range(count)], [9] * count, [tokens[9]] * count, range(20, 20 + count))),
+        temperatures=np.array([row.temperature for row in each], dtype=np.float32),
+        seeds=ints([row.seed for row in each]),
+        terms=tuple(each),
+    )
+    found = engine.decode(batch)
+    logits = reference(tokens)[-1:].expand(3, -1)
+    draw = draft_draw(torch.tensor([0.0, 0.8, 0.8]), torch.tensor([0, 5, 5]), torch.full((3,), 9), terms)
+    expected = to_host(find_candidates(logits, draw, VOCAB))
+    assert expected.ids[0, 0] == 77
+    assert len(found.samples) == ROWS
+    for i in range(count):
+        assert found.ids[i, :3].tolist() == expected.ids[i % 3, :3].tolist()
+    for sample in found.samples:
+        assert (sample.token, sample.ids) == expected.samples[0][:2]
+        np.testing.assert_allclose(unpack_floats(sample.q), unpack_floats(expected.samples[0].q), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("seed", range(3))
