@@ -55,12 +55,6 @@ def test_grammars(rig: Rig, draft: str) -> None:
         assert sum(a["meta_info"].get("spec_num_correct_drafts", 0) for a in answers[: len(PATTERNS)]) > 10
 
 
-def test_a_schema(rig: Rig) -> None:
-    rig.use("noisy")
-    ebnf = 'root ::= "w4" item{3,8} "w9"\nitem ::= "w5" | "w6" "w7"\n'
-    on_and_off(rig, [{"ebnf": ebnf}, {"ebnf": ebnf, "temperature": 1.2, "sampling_seed": 3}])
-
-
 def test_custom_logit_processors(rig: Rig) -> None:
     rig.use("noisy")
     forbidden = {"custom_params": {"token_ids": list(range(4, 500))}}
