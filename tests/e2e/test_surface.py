@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
@@ -147,3 +148,17 @@ def states(answer: dict) -> np.ndarray:
     """The state behind each emitted token. SGLang gives a block for every prefill: of that, the last is the token's."""
     given = answer["meta_info"]["hidden_states"]
     return np.array([row[-1] if isinstance(row, list) and isinstance(row[0], list) else row for row in given])
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"sampling_params": {"beam_width": 2}}, "Beam search is not supported with speculative decoding."),
+        ({"lora_path": "adapter"}, "LoRA is not enabled"),
+        ({"return_sampling_mask": True, "sampling_params": {"top_k": 5}}, "not supported with speculative decoding"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_a_sentence(roomy: Rig, asked: dict, sentence: str) -> None:
+    answer = requests.post(f"{roomy.server.url}/generate", json={"input_ids": [5, 6]} | asked, timeout=60)
+    assert answer.status_code == 400
+    assert sentence in answer.text
