@@ -66,19 +66,6 @@ class Found:
     support: Support | None = None
 
 
-def best_candidates(
-    logits: Tensor,
-    temperatures: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    count: int,
-    token_map: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """:func:`find_candidates` for rows without bias, filters and samples: ids and scores."""
-    found = find_candidates(logits, DraftDraw(temperatures, seeds, positions), count, token_map)
-    return found.ids, found.scores
-
-
 def find_candidates(logits: Tensor, by: DraftDraw, count: int, token_map: Tensor | None = None) -> Found:
     """The ``count`` best next tokens of each row, best first: the draft's own draw, then its runners-up.
 

@@ -26,7 +26,7 @@ from sglang_ssd.draft_server.engine_sglang import (
 from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.draft_server.terms import Proposal, Terms
 from sglang_ssd.protocol import pack_floats, pack_tokens, unpack_floats
-from sglang_ssd.sampling.candidates import best_candidates, find_candidates
+from sglang_ssd.sampling.candidates import DraftDraw, find_candidates
 from tests.models import make_llama
 from tests.remote_engine import RemoteEngine, engine_process, ints
 
@@ -189,11 +189,10 @@ def test_sampled_rows_rank_by_the_shared_noise(engine: RemoteEngine, reference) 
     tokens = _tokens(10, seed=14)
     engine.extend(0, 0, tokens[:9], range(1, 10))
     candidates = engine.decode(_rows([0], [9], tokens[9:], [10], temperature=0.8, seed=-5))
-    ids, scores = best_candidates(
-        reference(tokens)[-1:], torch.tensor([0.8]), torch.tensor([-5]), torch.tensor([9]), count=VOCAB
-    )
-    assert candidates.ids[0, :8].tolist() == ids[0, :8].tolist()
-    np.testing.assert_allclose(candidates.scores[0, :8], scores[0, :8], atol=10 * TOLERANCE)
+    draw = DraftDraw(torch.tensor([0.8]), torch.tensor([-5]), torch.tensor([9]))
+    expected = find_candidates(reference(tokens)[-1:], draw, VOCAB)
+    assert candidates.ids[0, :8].tolist() == expected.ids[0, :8].tolist()
+    np.testing.assert_allclose(candidates.scores[0, :8], expected.scores[0, :8], atol=10 * TOLERANCE)
 
 
 def test_rows_of_a_forward_go_each_by_its_own_terms(engine: RemoteEngine, reference) -> None:

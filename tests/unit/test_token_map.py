@@ -14,7 +14,7 @@ from sglang_ssd.draft_server.engine import EngineSettings, Rows
 from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.draft_server.settings import DraftSettings
 from sglang_ssd.draft_server.token_map import load_token_map
-from sglang_ssd.sampling.candidates import best_candidates
+from sglang_ssd.sampling.candidates import DraftDraw, find_candidates
 from tests.models import make_llama
 
 MAPPED = tuple(range(5, 1000, 7))  # 143 of 1,000
@@ -40,7 +40,7 @@ def rows_of(tokens, temperature):
 def best_of_mapped(logits, batch, count):
     """All 1,000 tokens in the order of the draft's own score, without those that are not mapped."""
     temperatures, seeds, positions = (torch.from_numpy(x) for x in (batch.temperatures, batch.seeds, batch.positions))
-    ids, _ = best_candidates(logits, temperatures, seeds, positions, logits.shape[1])
+    ids = find_candidates(logits, DraftDraw(temperatures, seeds, positions), logits.shape[1]).ids
     mapped = set(MAPPED)
     return [[token for token in row if token in mapped][:count] for row in ids.tolist()]
 
