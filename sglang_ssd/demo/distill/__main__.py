@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from sglang_ssd.demo.distill.attention import STEPPED
 from sglang_ssd.demo.distill.generate import ANSWER, TURN, Source, read_prompts, write_slices
+from sglang_ssd.demo.distill.memory import keep_freed
 from sglang_ssd.demo.distill.run import NoText, distil
 from sglang_ssd.demo.distill.student import load_target
 from sglang_ssd.demo.distill.training import Recipe
@@ -24,14 +24,12 @@ from sglang_ssd.demo.distill.writer import Frame, Writer
 
 PROGRAM = "python -m sglang_ssd.demo.distill"
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for what cannot work."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", stream=sys.stderr)
-    _keep_freed_memory()
+    keep_freed()
     if options.target is None:
         from sglang_ssd.demo import demo_pair
 
@@ -59,14 +57,6 @@ def _generate(options: argparse.Namespace) -> None:
 def _recipe(options: argparse.Namespace) -> Recipe:
     minutes = None if options.steps is not None else options.minutes
     return Recipe(steps=options.steps, minutes=minutes, peak=options.rate, seed=options.seed)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to keep what is freed: a step on a CPU spends half of its time on getting the same pages again."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _parser() -> argparse.ArgumentParser:

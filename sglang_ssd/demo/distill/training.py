@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from sglang_ssd.demo.distill.comparison import Comparison
+from sglang_ssd.demo.distill.memory import give_back
 from sglang_ssd.demo.distill.student import layer_tensors
 from sglang_ssd.demo.distill.texts import Text
 
@@ -98,6 +99,7 @@ class Trainer:
             progress.seconds = before + self._clock() - begun
             if progress.step % _REPORT_STEPS == 0:
                 self._report(sum(losses) / len(losses), progress.step / len(packs))
+                give_back()
             if self._clock() - saved > _SAVE_SECONDS:
                 self.save()
                 self._report_score(held_out)
