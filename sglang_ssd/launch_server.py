@@ -34,6 +34,8 @@ from sglang_ssd.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 REFUSED, INTERRUPTED = 2, 130
+_DEMO_TREE = ("--speculative-num-steps", "2", "--speculative-ssd-fan-out", "8")
+"""What the demo's draft has ready on one core while the target verifies on the other (docs/demo-draft.md)."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,9 @@ def _with_demo_pair(argv: list[str]) -> tuple[list[str], bool]:
         pair = demo_pair()
     except DemoError as error:
         raise ConfigError(str(error)) from error
-    # First, so that a draft on the command line wins.
     models = ["--model-path", str(pair.target), "--speculative-draft-model-path", str(pair.draft)]
-    return models + argv, pair.stand_in
+    # First, so that what the command line says wins.
+    return [*models, *_DEMO_TREE, *argv], pair.stand_in
 
 
 def _fetch_draft(arguments: Arguments) -> None:

@@ -17,7 +17,7 @@ _LEAST_ALLOWANCE_S = 0.005
 _LONGEST_BACK_OFF = 256
 _FIRST_CREDIT_S = _LARGEST_CREDIT_S = 0.5
 _CREDIT_PER_SECOND = 1 / 20
-_LOOK_EVERY = 64
+_LOOK_EVERY = 16
 """One round in so many waits as long as the answers take, worth it or not: a draft that has become good is noticed."""
 
 

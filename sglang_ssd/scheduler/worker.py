@@ -77,7 +77,8 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             verified_per_position=[0] * self.speculative_num_steps,
         )
         self._deadline = self._options.deadline()
-        self._accepted = RunningMean(float(self.speculative_num_steps), gain=1 / 64)
+        # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
+        self._accepted = RunningMean(float(self.speculative_num_steps), gain=1 / 32, observed=True)
         self._verify_s = RunningMean(0.0, gain=1 / 16)
         self._client = self._connect(server_args)
 

@@ -36,7 +36,7 @@ def test_waiting_in_vain_backs_off_exponentially_until_an_answer_is_in_time() ->
 def test_a_draft_that_seems_worthless_is_looked_at_now_and_then() -> None:
     deadline = taught(Deadline(), 0.1)
     long_waits = [number for number in range(200) if deadline.allowance_s(worth_s=0.0) > 0.05]
-    assert len(long_waits) == 3
+    assert len(long_waits) == 12
 
 
 def test_a_patient_one_waits() -> None:
