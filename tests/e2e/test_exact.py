@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.conftest import CHUNK, CONTEXT, DRAFTS, NUM_STEPS, TIGHT_POOL, Rig
 from tests.e2e.servers import SGLangServer, wait_until
-from tests.e2e.workload import Case, Oracle, differences, run_staggered
+from tests.e2e.workload import Case, Oracle, abandon, differences, run_staggered
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -151,6 +152,19 @@ def test_eos_ends_a_request_inside_a_window(rig: Rig, truth: Oracle) -> None:
         expected = truth._server.generate(**body)
         assert differences(rig.server.generate(**body), expected) == []
         assert expected["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_clients_that_leave_in_the_middle(rig: Rig, truth: Oracle) -> None:
+    """The requests that stay are exact while others beside them are abandoned at any moment."""
+    rig.use("noisy")
+    staying = truth.clear_cases([Case(400 + i, 12 + 5 * i, 40) for i in range(8)])
+    with ThreadPoolExecutor(6) as pool:
+        leaving = [
+            pool.submit(abandon, rig.server, Case(450 + i, 30, 200), after_s=0.02 + 0.03 * (i % 7)) for i in range(24)
+        ]
+        assert_exact(rig.server, truth, [(case, {}) for case in staying], at_a_time=4)
+        for gone in leaving:
+            gone.result()
 
 
 def test_nothing_is_left_open(rig: Rig) -> None:

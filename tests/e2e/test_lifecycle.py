@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +10,7 @@ import requests
 
 from tests.e2e.conftest import Rig
 from tests.e2e.servers import wait_until
+from tests.e2e.workload import Case, abandon
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -53,7 +53,7 @@ def test_requests_that_end_at_prefill(rig: Rig, most: int) -> None:
 
 
 def test_parallel_samples(rig: Rig) -> None:
-    answers = everywhere(lambda i: ask(rig, i, n=4, temperature=1.0), COUNT // 4)
+    answers = everywhere(lambda i: ask(rig, i, n=4, temperature=1.0))
     assert all(len(answer) == 4 for answer in answers)
     closed(rig)
 
@@ -86,18 +86,7 @@ def test_health_checks(rig: Rig) -> None:
 
 def test_aborted_while_queued_or_running(rig: Rig) -> None:
     def give_up(index: int) -> None:
-        body = {
-            "input_ids": prompt(index, 40),
-            "sampling_params": {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True},
-            "stream": True,
-        }
-        with (
-            contextlib.suppress(requests.RequestException),
-            requests.post(
-                f"{rig.server.url}/generate", json=body, stream=True, timeout=(60, 0.05 + 0.01 * (index % 40))
-            ) as answer,
-        ):
-            next(answer.iter_lines(), None)
+        abandon(rig.server, Case(index, 40, 400), after_s=0.05 + 0.01 * (index % 40))
 
     everywhere(give_up, at_a_time=48)  # twice what may run at once
     wait_until(lambda: ask(rig, 0)["meta_info"]["completion_tokens"] == 12, 60, "the server to answer again")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+
+import requests
 
 from tests.e2e.servers import SGLangServer
 
@@ -129,3 +132,13 @@ def run_staggered(server: SGLangServer, bodies: list[dict], *, at_a_time: int = 
 
     with ThreadPoolExecutor(at_a_time) as pool:
         return list(pool.map(send, range(len(bodies))))
+
+
+def abandon(server: SGLangServer, case: Case, *, after_s: float) -> None:
+    """Ask for a stream, read its first line, and hang up after ``after_s`` without one."""
+    body = case.body() | {"stream": True}
+    with (
+        contextlib.suppress(requests.RequestException),
+        requests.post(f"{server.url}/generate", json=body, stream=True, timeout=(60, after_s)) as answer,
+    ):
+        next(answer.iter_lines(), None)
