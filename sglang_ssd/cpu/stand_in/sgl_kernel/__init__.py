@@ -6,11 +6,9 @@ SGLang's model loader reports as a model that this host cannot serve.
 """
 
 from .absent import (
-    build_draft_decode_metadata_cpu,
     build_tree_kernel_efficient_cpu,
     fill_accept_out_cache_loc_cpu,
     fill_bonus_tokens_cpu,
-    reconstruct_indices_from_tree_mask,
     rotate_input_ids_cpu,
     verify_tree_greedy_cpu,
 )
@@ -25,12 +23,10 @@ __all__ = [
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
     "assign_req_to_token_pool_cpu",
-    "build_draft_decode_metadata_cpu",
     "build_tree_kernel_efficient_cpu",
     "copy_all_layer_kv_cache_cpu",
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
-    "reconstruct_indices_from_tree_mask",
     "rotate_input_ids_cpu",
     "verify_tree_greedy_cpu",
 ]

@@ -13,10 +13,8 @@ def _absent(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-build_draft_decode_metadata_cpu = _absent("build_draft_decode_metadata_cpu")
 build_tree_kernel_efficient_cpu = _absent("build_tree_kernel_efficient_cpu")
 fill_accept_out_cache_loc_cpu = _absent("fill_accept_out_cache_loc_cpu")
 fill_bonus_tokens_cpu = _absent("fill_bonus_tokens_cpu")
-reconstruct_indices_from_tree_mask = _absent("reconstruct_indices_from_tree_mask")
 rotate_input_ids_cpu = _absent("rotate_input_ids_cpu")
 verify_tree_greedy_cpu = _absent("verify_tree_greedy_cpu")
