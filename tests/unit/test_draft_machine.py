@@ -216,10 +216,14 @@ def path(node):
     return tuple(reversed(tokens))
 
 
-def run(examples, steps, least):
-    """``least``: how often every kind of answer must occur at least, so that the machine is known to reach them all.
+COMMON = ("hit", "jit", "none", "shed", "evicted")
 
-    Which operations hypothesis draws depends on the modules that other tests have loaded; few partial hits are left.
+
+def run(examples, steps, least_partial):
+    """Every kind of answer must occur, so that the machine is known to reach them all.
+
+    What hypothesis draws depends on the modules that other tests have loaded, and partial hits are the rare ones: 57
+    with this file alone, 7 in the whole suite.
     """
     TOTAL.clear()
     run_state_machine_as_test(
@@ -232,15 +236,16 @@ def run(examples, steps, least):
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert all(TOTAL[what] >= least for what in ("hit", "partial", "jit", "none", "shed", "evicted")), TOTAL
+    assert all(TOTAL[what] > 30 for what in COMMON), TOTAL
+    assert TOTAL["partial"] >= least_partial, TOTAL
 
 
 def test_random_targets():
-    run(examples=110, steps=40, least=1)
+    run(examples=110, steps=40, least_partial=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not os.environ.get("SSD_SOAK"), reason="set SSD_SOAK=1 for 100,000 operations")
 def test_random_targets_for_long():
-    run(examples=1000, steps=100, least=30)
+    run(examples=1000, steps=100, least_partial=31)
