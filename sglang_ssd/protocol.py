@@ -85,13 +85,17 @@ class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
 
 
 class Prefill(msgspec.Struct, array_like=True, tag="prefill", frozen=True):
-    """T->D: the authoritative tokens of a session. A new epoch replaces whatever was known of it."""
+    """T->D: the authoritative tokens of a session. A new epoch replaces whatever was known of it.
+
+    ``num_steps`` is the most drafts that this request takes in a round; 0 leaves it to the Hello.
+    """
 
     boot: int
     session: int
     epoch: int
     tokens: bytes
     sampling: Sampling
+    num_steps: int = 0
 
 
 class Outcome(msgspec.Struct, array_like=True, frozen=True):

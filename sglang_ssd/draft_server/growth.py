@@ -84,7 +84,7 @@ class Drafter:
     @staticmethod
     def _depth(session: Session, k: int) -> int:
         """Draft tokens that are of use after k accepted drafts and a bonus token."""
-        return min(session.target.num_steps, session.remaining - k - 2)
+        return min(session.num_steps, session.remaining - k - 2)
 
     def _trunk(self, forward: Forward, session: Session, guesses_from: int, *, drafting: bool) -> bool:
         """Run what has no KV of text and chain, and see to guesses from position ``guesses_from`` on; False: starved.

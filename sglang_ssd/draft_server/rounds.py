@@ -152,7 +152,7 @@ class Rounds:
             return self._unknown(outcome)
         self._observe(session, outcome, tokens)
         session.remaining = outcome.remaining
-        useful = max(0, min(session.target.num_steps, outcome.remaining - 1))
+        useful = max(0, min(session.num_steps, outcome.remaining - 1))
         room = self._cache.context_length - session.length - len(tokens)
         needed = max(0, min(useful, room))
         chain = self._cache.advance(session, tokens, needed if session.target.grows else 0)
@@ -170,7 +170,7 @@ class Rounds:
 
     def _has_path(self, session: Session) -> bool:
         """Whether the session's text has KV but for a few tokens; otherwise it waits for its prefill chunks."""
-        session.prefilling = session.missing > max(PATH_ROWS, 2 * (session.target.num_steps + 1))
+        session.prefilling = session.missing > max(PATH_ROWS, 2 * (session.num_steps + 1))
         return not session.prefilling
 
     def _news(self, session: Session, outcome: Outcome) -> list[int] | None:

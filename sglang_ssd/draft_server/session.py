@@ -72,6 +72,8 @@ class Session:
     own: dict[Node, Guesses] = field(default_factory=dict)
     """Guesses of ours at nodes whose own guesses were drawn by other terms."""
     growth: Growth | None = None
+    limit: int = 0
+    """The request's own limit to K, 0 for none."""
     remaining: int = UNKNOWN_REMAINING
     prefilling: bool = True
     """Whether its text is still being run in chunks; until then its rounds are answered with nothing."""
@@ -89,6 +91,11 @@ class Session:
     def seed(self) -> int:
         """What keys its noise."""
         return self.terms.seed
+
+    @property
+    def num_steps(self) -> int:
+        """K: what the target asked for, or less where the request takes less."""
+        return min(self.target.num_steps, self.limit or self.target.num_steps)
 
     @property
     def length(self) -> int:

@@ -107,6 +107,7 @@ def _session(target: Target, message: Prefill, now: float, cache: SpeculationCac
         terms=terms or Terms(),
         tip=cache.tree.root,
         seen_at=now,
+        limit=max(0, message.num_steps),
     )
     fits = 0 < len(tokens) <= min(cache.context_length, cache.tree.capacity - 1)
     session.hopeless = not (fits and terms is not None and _known(message.tokens, target))

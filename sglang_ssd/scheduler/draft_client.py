@@ -161,13 +161,16 @@ class DraftClient:
             "draft_figures": dict(self._draft_figures),
         }
 
-    def open(self, session: int, epoch: int, tokens: Tokens, sampling: Sampling) -> None:
-        """Tell the draft server a session's authoritative tokens; a new epoch replaces the old one."""
+    def open(self, session: int, epoch: int, tokens: Tokens, sampling: Sampling, num_steps: int = 0) -> None:
+        """Tell the draft server a session's authoritative tokens; a new epoch replaces the old one.
+
+        ``num_steps`` is the request's own limit to K, 0 for none.
+        """
         with self._news:
             self._ready.pop(session, None)
             self._expected.pop(session, None)
             self._lost.discard(session)
-        self._post(lambda: self._open(session, epoch, tokens, sampling))
+        self._post(lambda: self._open(session, epoch, tokens, sampling, num_steps))
 
     def commit(self, committed: CommittedRound) -> None:
         """A forward committed tokens; the thread sends them as soon as they are on the host."""
@@ -335,10 +338,10 @@ class DraftClient:
             return False
         return True
 
-    def _open(self, session: int, epoch: int, tokens: Tokens, sampling: Sampling) -> None:
+    def _open(self, session: int, epoch: int, tokens: Tokens, sampling: Sampling, num_steps: int) -> None:
         link = self._links[session] = _Link(epoch=epoch, confirmed=len(tokens), announced=False)
         if self._welcome is not None:
-            prefill = Prefill(self._welcome.boot, session, epoch, pack_tokens(tokens), sampling)
+            prefill = Prefill(self._welcome.boot, session, epoch, pack_tokens(tokens), sampling, num_steps)
             link.announced = self._send(prefill)
 
     def _commit(self, committed: CommittedRound) -> None:

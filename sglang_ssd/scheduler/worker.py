@@ -154,7 +154,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
 
     def _open(self, state: RequestState) -> None:
         if self._client is not None and state.session is not None:
-            self._client.open(state.session, state.epoch, state.known_tokens(), state.sampling)
+            self._client.open(state.session, state.epoch, state.known_tokens(), state.sampling, state.num_steps)
 
     # ---- one round --------------------------------------------------------------------------------------------
 

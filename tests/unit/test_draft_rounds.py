@@ -620,3 +620,31 @@ def test_an_answer_never_goes_to_a_target_that_was_dismissed(harness):
     harness.settle()
     assert harness.mailbox.take(Outcomes) == []
     assert harness.mailbox.take() == []
+
+
+def test_a_requests_own_lookahead_limits_what_is_drafted_for_it():
+    """With K = 3 on the server, a request that takes one draft a round gets one, at the price of one."""
+    harness = Harness(mode="sync")
+    harness.texts[1], harness.epochs[1], harness.chains[1] = list(PROMPT), 1, []
+    harness.handle(Prefill(BOOT, 1, 1, pack_tokens(PROMPT), Sampling(), 1))
+    harness.settle()
+    text = [*PROMPT, 2]
+    row = harness.play(1, [2])
+    assert tokens_of(row) == continuation(text, 1)
+    before = len(harness.engine.decoded)
+    row = harness.play(1, [*harness.chains[1], 4])
+    assert len(tokens_of(row)) == 1
+    assert len(harness.engine.decoded) - before == 1
+
+
+def test_a_requests_own_lookahead_limits_its_tree():
+    trees = []
+    for limit in (0, 1):
+        harness = Harness()
+        harness.texts[1], harness.epochs[1], harness.chains[1] = list(PROMPT), 1, []
+        harness.handle(Prefill(BOOT, 1, 1, pack_tokens(PROMPT), Sampling(), limit))
+        harness.settle()
+        harness.play(1, [2])
+        harness.settle()
+        trees.append(sum(harness.engine.decoded))
+    assert trees[1] < trees[0]
