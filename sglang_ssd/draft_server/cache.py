@@ -7,7 +7,9 @@ after a cut round, or several rounds at once. The speculation is read by followi
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,8 +23,8 @@ from sglang_ssd.draft_server.tree import Node, Tree
 class SpeculationCache:
     """The tree, the table rows and what sessions hold of both."""
 
-    def __init__(self, engine: DraftEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: DraftEngine, now: Callable[[], float] = time.perf_counter) -> None:
+        self.engine, self._now = engine, now
         self.tree = Tree(engine.limits.slots)
         self.table = Table(engine)
         self.context_length = engine.limits.context_length
@@ -34,7 +36,7 @@ class SpeculationCache:
 
     def forward(self) -> Forward:
         """An empty forward."""
-        return Forward(self.engine, self.tree, self.table)
+        return Forward(self.engine, self.tree, self.table, self._now)
 
     def open(self, session: Session) -> bool:
         """Give the session a row and the longest prefix that the tree has; False when no row is left."""

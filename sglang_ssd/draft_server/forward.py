@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ class _Entry(NamedTuple):
 class Forward:
     """Gathers rows, then runs them together. Between the two, new nodes are ``in_flight``."""
 
-    def __init__(self, engine: DraftEngine, tree: Tree, table: Table) -> None:
-        self._engine, self._tree, self._table = engine, tree, table
+    def __init__(self, engine: DraftEngine, tree: Tree, table: Table, now: Callable[[], float]) -> None:
+        self._engine, self._tree, self._table, self._now = engine, tree, table, now
         self._entries: list[_Entry] = []
         self.micros = 0.0
 
@@ -70,9 +70,9 @@ class Forward:
         if not self._entries:
             return
         self._table.flush()
-        started = time.perf_counter()
+        started = self._now()
         found = self._engine.decode(self._rows())
-        self.micros = (time.perf_counter() - started) * 1e6
+        self.micros = (self._now() - started) * 1e6
         samples = iter(found.samples)
         for entry, ids, scores in zip(self._entries, found.ids.tolist(), found.scores.tolist(), strict=True):
             sample = next(samples) if entry.session.terms.proposal is not None else None

@@ -72,7 +72,7 @@ class DraftServer:
         self, engine: DraftEngine, mailbox: Mailbox, offer: Offer, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine, self._mailbox, self._offer, self._now = engine, mailbox, offer, now
-        self.cache = SpeculationCache(engine)
+        self.cache = SpeculationCache(engine, now)
         self.drafter = Drafter(self.cache)
         sessions = min(offer.max_sessions, max(1, engine.limits.rows // 2))
         self._branch_rows = engine.limits.rows - sessions
