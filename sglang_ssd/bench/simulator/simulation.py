@@ -1,0 +1,81 @@
+"""One experiment: a profile, a load and a mode, for so many rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from sglang_ssd.bench.simulator.client import Client
+from sglang_ssd.bench.simulator.draft import VirtualDraft
+from sglang_ssd.bench.simulator.engine import Language
+from sglang_ssd.bench.simulator.profile import Profile
+from sglang_ssd.bench.simulator.target import Crowd, Tally, Target
+from sglang_ssd.draft_server.engine import EngineLimits
+from sglang_ssd.protocol import PROTOCOL_VERSION, Hello, Sampling
+
+_ROWS_PER_SESSION = 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked: ``batch`` requests at a time of ``new_tokens`` each, at one temperature; ``slow`` times the
+    profile's draft. Lookahead and fan-out are the profile's unless given.
+    """
+
+    batch: int = 1
+    temperature: float = 0.0
+    slow: float = 1.0
+    num_steps: int | None = None
+    fan_out: int | None = None
+    new_tokens: int = 128
+    seed: int = 0
+    warm_up: int = 30
+    rounds: int = 200
+
+
+def simulate(profile: Profile, mode: str, load: Load) -> Tally:
+    """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic."""
+    language = _language(profile, load.temperature)
+    times = replace(profile.times, slow=load.slow)
+    crowd = Crowd(language, load.batch, load.new_tokens, load.seed)
+    num_steps = load.num_steps or profile.num_steps
+    client = None
+    if mode != "off":
+        limits = EngineLimits(
+            slots=load.batch * (load.new_tokens + _ROWS_PER_SESSION * (num_steps + 2)),
+            rows=load.batch * (1 + _ROWS_PER_SESSION),
+            context_length=load.new_tokens + 2 * num_steps + 2,
+            vocab_size=language.vocab_size,
+        )
+        hello = _hello(mode, num_steps, load.fan_out or profile.fan_out, language.vocab_size)
+        draft = VirtualDraft(language, times, hello, limits, load.batch + 1)
+        client = Client(draft, num_steps, Sampling(load.temperature, load.seed))
+    target = Target(crowd, times, client, num_steps)
+    target.run(load.warm_up)
+    return target.run(load.rounds)
+
+
+def best_sync(profile: Profile, load: Load, longest: int = 8) -> tuple[int, Tally]:
+    """``sync`` at its own best lookahead, which is how it has to be compared."""
+    runs = {k: simulate(profile, "sync", replace(load, num_steps=k)) for k in range(1, longest + 1)}
+    best = max(runs, key=lambda k: runs[k].tokens_per_s)
+    return best, runs[best]
+
+
+def _hello(mode: str, num_steps: int, fan_out: int, vocab_size: int) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        vocab_size=vocab_size,
+        fingerprint="",
+        num_steps=num_steps,
+        verify="coupled",
+        mode=mode,
+        wait="auto",
+        fan_out=fan_out,
+        target="simulator",
+    )
+
+
+@lru_cache(maxsize=8)
+def _language(profile: Profile, temperature: float) -> Language:
+    return Language.of(profile.trace(temperature))
