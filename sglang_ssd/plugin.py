@@ -27,7 +27,7 @@ _SYMBOLS = {
     "sglang.srt.speculative.spec_info.SpeculativeAlgorithm": "the algorithm's registration",
     "sglang.srt.speculative.spec_registry.CustomSpecAlgo": "the algorithm's class",
     "sglang.srt.speculative.spec_utils.GrammarTree": "structured output inside a window",
-    "sglang.srt.speculative.spec_utils.build_grammar_vocab_mask": "structured output inside a window",
+    "sglang.srt.speculative.spec_utils.generate_token_bitmask": "structured output inside a window",
     "sglang.srt.utils.async_probe.sanitize_nan_logits": "logits that are not numbers",
 }
 

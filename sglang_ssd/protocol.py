@@ -20,7 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+MAX_LEGAL = 64
+"""Where a grammar allows more tokens than this, a Legal message does not list them."""
+
 MAX_FRAME_BYTES = 64 << 20
 """Upper bound for one frame (a prompt of 16 M tokens); both sockets refuse more (``ZMQ_MAXMSGSIZE``)."""
 
@@ -124,6 +127,29 @@ class Outcomes(msgspec.Struct, array_like=True, tag="outcomes", frozen=True):
     rows: tuple[Outcome, ...]
 
 
+class LegalRow(msgspec.Struct, array_like=True, frozen=True):
+    """What a grammar lets follow the text of length ``base`` and its chain in flight.
+
+    ``counts[k]`` is how many tokens may follow exactly k accepted drafts, at most ``MAX_LEGAL``; -1: more, or unknown.
+    ``tokens`` are those tokens, one position after another.
+    """
+
+    session: int
+    epoch: int
+    base: int
+    counts: tuple[int, ...]
+    tokens: bytes
+
+
+class Legal(msgspec.Struct, array_like=True, tag="legal", frozen=True):
+    """T->D, when a forward begins: the structured requests in it for which few tokens are legal somewhere. Nothing
+    depends on it but which guesses are worth a branch.
+    """
+
+    boot: int
+    rows: tuple[LegalRow, ...]
+
+
 class Speculation(msgspec.Struct, array_like=True, frozen=True):
     """One request's answer. ``source`` is ``hit``, ``partial``, ``jit`` or ``none`` (then ``tokens`` is empty).
 
@@ -190,7 +216,7 @@ class Pong(msgspec.Struct, array_like=True, tag="pong", frozen=True):
     figures: dict[str, int]
 
 
-ToDraft: TypeAlias = Hello | Prefill | Outcomes | Close | Reset | Ping
+ToDraft: TypeAlias = Hello | Prefill | Legal | Outcomes | Close | Reset | Ping
 ToTarget: TypeAlias = Welcome | Refused | Speculations | Pong
 
 _encoder = msgspec.msgpack.Encoder()

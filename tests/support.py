@@ -14,6 +14,8 @@ from sglang_ssd.protocol import (
     PROTOCOL_VERSION,
     Close,
     Hello,
+    Legal,
+    LegalRow,
     Outcome,
     Outcomes,
     Prefill,
@@ -136,6 +138,11 @@ def hello(**changes) -> Hello:
     return Hello(**(terms | changes))
 
 
+def legal_row(session, epoch, base, legal) -> LegalRow:
+    counts = tuple(-1 if tokens is None else len(tokens) for tokens in legal)
+    return LegalRow(session, epoch, base, counts, pack_tokens([t for tokens in legal for t in tokens or ()]))
+
+
 class Harness:
     """A draft server on a fake (or given) engine, and one scripted target that knows each session's text."""
 
@@ -195,6 +202,12 @@ class Harness:
                 self.chains[session] = unpack_tokens(row.tokens, 1 << 30).tolist()
                 return row
         raise AssertionError("no answer")
+
+    def restrict(self, session, *legal, base=None, epoch=None):
+        """What a grammar allows after 0, 1, ... accepted drafts: lists of tokens, None for anything."""
+        base = len(self.texts[session]) if base is None else base
+        epoch = self.epochs[session] if epoch is None else epoch
+        self.handle(Legal(BOOT, (legal_row(session, epoch, base, legal),)))
 
     def close(self, *sessions):
         self.handle(Close(BOOT, sessions))

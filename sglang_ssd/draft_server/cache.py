@@ -70,6 +70,7 @@ class SpeculationCache:
         :meth:`sweep`, so that the answer can go out first.
         """
         session.tokens.extend(tokens)
+        session.legal = {}
         if session.row is None:
             return []
         old_chain, session.chain, session.chain_nodes = session.chain_nodes, [], []

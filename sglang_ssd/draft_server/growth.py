@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.forward import Forward
+from sglang_ssd.draft_server.legal import is_illegal, position_of, ranked, spread
 from sglang_ssd.draft_server.session import Branch, Growth, Session, branch_row, row_of
 from sglang_ssd.draft_server.tree import Node
 from sglang_ssd.policy.clock import StepClock
@@ -24,6 +25,8 @@ class Drafter:
         self.clock = StepClock()
         self.shed = 0
         """Branches given up because slots were short."""
+        self.illegal = 0
+        """Branches given up because a grammar forbids them."""
         self.starved: list[Session] = []
         """Sessions whose text found no slots; the server takes them off after the step."""
 
@@ -73,13 +76,31 @@ class Drafter:
         self._give_up((largest.live or largest.done).pop())
         return True
 
+    def restrict(self, session: Session) -> None:
+        """What is legal has become known: illegal branches go, and every position looks at its candidates again."""
+        growth = session.growth
+        if growth is None:
+            return
+        illegal = [branch for branch in growth.branches() if is_illegal(branch)]
+        for branch in illegal:
+            self._cache.drop_branch(branch)
+        self.illegal += len(illegal)
+        growth.live = [branch for branch in growth.live if branch not in illegal]
+        growth.done = [branch for branch in growth.done if branch not in illegal]
+        self._allot(session, growth, growth.fan_out)
+
     def _plan(self, session: Session, budget: int) -> Growth:
         """Choose fan-outs; a position from which nothing can be drafted is left out."""
-        chain = len(session.chain)
-        fan_out = session.target.planner.plan(min(budget, session.target.fan_out), chain)
-        waiting = {k for k in range(chain + 1) if fan_out[k] and self._depth(session, k) > 0}
-        session.growth = Growth(fan_out, waiting)
+        fan_out = session.target.planner.plan(min(budget, session.target.fan_out), len(session.chain))
+        session.growth = Growth([], set())
+        self._allot(session, session.growth, fan_out)
         return session.growth
+
+    def _allot(self, session: Session, growth: Growth, fan_out: list[int]) -> None:
+        """Start from ``fan_out``, but leave no rows where a grammar has no use for them."""
+        room = {k: len(self._candidates(session, k, [])) for k in session.legal}
+        growth.fan_out = spread(fan_out, room)
+        growth.waiting = {k for k, count in enumerate(growth.fan_out) if count and self._depth(session, k) > 0}
 
     @staticmethod
     def _depth(session: Session, k: int) -> int:
@@ -119,16 +140,17 @@ class Drafter:
 
     def _start(self, session: Session, growth: Growth) -> None:
         """Branches for the positions whose guesses are known, best ranks first; fewer when table rows are short."""
-        ranked: list[tuple[int, int, int]] = []
+        found: list[tuple[int, int, int]] = []
+        growing = {(position_of(branch), branch.first) for branch in growth.branches()}
         for k in sorted(growth.waiting):
             node = session.trunk_node(k)
             guesses = session.guesses(node) if node is not None else None
             if guesses is not None:
                 growth.waiting.remove(k)
-                ranked += [(rank, k, token) for rank, token in enumerate(self._candidates(session, k, guesses.ids))]
-        for rank, k, token in sorted(ranked):
+                found += [(rank, k, token) for rank, token in enumerate(self._candidates(session, k, guesses.ids))]
+        for rank, k, token in sorted(found):
             start = session.trunk_node(k)
-            if start is None or rank >= growth.fan_out[k]:
+            if start is None or rank >= growth.fan_out[k] or (k, token) in growing:
                 continue
             row = self._cache.table.take()
             if row is None:
@@ -139,7 +161,8 @@ class Drafter:
     def _candidates(self, session: Session, k: int, ids: list[int]) -> list[int]:
         """Bonus tokens after exactly k accepted: never the chain's next token, which would have been accepted."""
         served = session.chain[k] if k < len(session.chain) else -1
-        return [token for token in ids if token != served and token < session.target.vocab_size]
+        possible = ranked(ids, session.legal.get(k))
+        return [token for token in possible if token != served and token < session.target.vocab_size]
 
     def _descend(self, forward: Forward, growth: Growth) -> list[Branch]:
         """One token more of every live branch; returns those that need no further forward."""

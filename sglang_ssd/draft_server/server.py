@@ -12,6 +12,7 @@ from typing import Protocol
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.engine import DraftEngine
 from sglang_ssd.draft_server.growth import Drafter
+from sglang_ssd.draft_server.legal import read_legal
 from sglang_ssd.draft_server.rounds import Round, Rounds
 from sglang_ssd.draft_server.seldom import Seldom
 from sglang_ssd.draft_server.session import Session
@@ -22,6 +23,8 @@ from sglang_ssd.protocol import (
     BadFrame,
     Close,
     Hello,
+    Legal,
+    LegalRow,
     Outcomes,
     Ping,
     Prefill,
@@ -80,7 +83,7 @@ class DraftServer:
         self.rounds = Rounds(self.sessions, self.cache, self.drafter, self._reply)
         self._turns = count(1)
         self._quiet = Seldom(logger, now)
-        self._stale = self._bad_blocks = 0
+        self._stale = self._bad_blocks = self._legal_rows = 0
         self._looked_after = now()
 
     def run(self, when_idle: Callable[[], object] = lambda: None) -> None:
@@ -137,6 +140,9 @@ class DraftServer:
         match message:
             case Prefill():
                 self._open(target, message)
+            case Legal():
+                for row in message.rows:
+                    self._restrict(target, row)
             case Outcomes():
                 self.rounds.add(target, message, self._now())
             case Close(_, numbers):
@@ -157,6 +163,8 @@ class DraftServer:
             "slots_cached": tree.nodes,
             "evictions": tree.evictions,
             "branches_shed": self.drafter.shed,
+            "branches_illegal": self.drafter.illegal,
+            "legal_rows": self._legal_rows,
             "stale_frames": self._stale + self.rounds.stale,
             "bad_blocks": self._bad_blocks,
             "prefill_tokens": self.cache.extended,
@@ -188,6 +196,21 @@ class DraftServer:
             return
         if session is None:
             self._stale += 1
+
+    def _restrict(self, target: Target, row: LegalRow) -> None:
+        """Guess nothing that the grammar forbids, if ``row`` is about the text and chain that are in flight now."""
+        session = self.sessions.find(target, row.session)
+        if session is None or (row.epoch, row.base) != (session.epoch, session.length):
+            self._stale += 1
+            return
+        try:
+            session.legal = read_legal(row, session)
+        except BadFrame as error:
+            self._bad_blocks += 1
+            self._quiet.warn("legal", f"dropped what is legal: {error}")
+            return
+        self._legal_rows += 1
+        self.drafter.restrict(session)
 
     def _reply(self, round_: Round, rows: list[Speculation]) -> None:
         answer = Speculations(self._offer.boot, round_.number, tuple(rows), round_.target.totals.build())

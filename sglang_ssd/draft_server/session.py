@@ -74,6 +74,9 @@ class Session:
     growth: Growth | None = None
     limit: int = 0
     """The request's own limit to K, 0 for none."""
+    legal: dict[int, list[int]] = field(default_factory=dict)
+    """The few tokens that a grammar lets follow k accepted drafts of the chain in flight, for every k where it is known
+    and they are few."""
     remaining: int = UNKNOWN_REMAINING
     prefilling: bool = True
     """Whether its text is still being run in chunks; until then its rounds are answered with nothing."""

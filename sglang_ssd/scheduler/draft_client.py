@@ -26,6 +26,8 @@ from sglang_ssd.protocol import (
     BadFrame,
     Close,
     Hello,
+    Legal,
+    LegalRow,
     Outcome,
     Outcomes,
     Ping,
@@ -178,6 +180,11 @@ class DraftClient:
             if self._welcome is not None:
                 self._expected.update((row.session, committed.number) for row in committed.rows)
         self._post(lambda: self._commit(committed))
+
+    def restrict(self, legal: Callable[[], tuple[LegalRow, ...]]) -> None:
+        """A forward begins in which grammars forbid tokens; the thread asks ``legal`` and sends what it says."""
+        if self._hello.mode == "ssd" and self._welcome is not None:
+            self._post(lambda: self._restrict(legal()))
 
     def close(self, sessions: tuple[int, ...]) -> None:
         """These sessions have ended."""
@@ -357,6 +364,12 @@ class DraftClient:
         message = Outcomes(self._welcome.boot, committed.number, committed.verify_us, self._fallback, tuple(outcomes))
         if not self._send(message):
             self._give_up(tuple(outcome.session for outcome in outcomes))
+
+    def _restrict(self, rows: tuple[LegalRow, ...]) -> None:
+        """Tell the draft server about the sessions that it knows."""
+        known = tuple(row for row in rows if (link := self._links.get(row.session)) is not None and link.announced)
+        if known and self._welcome is not None:
+            self._send(Legal(self._welcome.boot, known))
 
     def _outcome(self, row: CommittedRow, tokens: list[int]) -> Outcome | None:
         link = self._links.get(row.session)

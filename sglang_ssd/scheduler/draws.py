@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from sglang.srt.utils.async_probe import sanitize_nan_logits
 from torch import Tensor
 
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
+from sglang_ssd.scheduler.grammars import WindowMask
 from sglang_ssd.scheduler.requests import RequestState
 
 
@@ -22,6 +21,7 @@ def process(
     drafts: Tensor,
     states: list[RequestState],
     batch: Any,  # noqa: ANN401 - sglang's ScheduleBatch
+    mask: WindowMask | None,
 ) -> None:
     """Change the logits of every window position in place, as the requests ask.
 
@@ -30,12 +30,14 @@ def process(
         drafts: int64 [B, W - 1].
         states: the B requests.
         batch: SGLang's ScheduleBatch of them.
+        mask: what the grammars leave; None when no request has one.
 
     """
     sampling_info = batch.sampling_info
     window = logits.view(drafts.shape[0], drafts.shape[1] + 1, -1)
     apply_penalties(window, drafts, [row for i, s in enumerate(states) if (row := _penalty_row(i, s)) is not None])
-    _apply_grammars(logits, drafts, batch)
+    if mask is not None:
+        mask.apply(logits)
     if sampling_info.logit_bias is not None:
         window += sampling_info.logit_bias[:, None, : window.shape[-1]]
     if sampling_info.has_custom_logit_processor:
@@ -74,23 +76,6 @@ def _stop_ids(req: Any) -> set[int]:  # noqa: ANN401 - sglang's Req
     if req.tokenizer is not None:
         ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
     return {index for index in ids if index is not None}
-
-
-def _apply_grammars(logits: Tensor, drafts: Tensor, batch: Any) -> None:  # noqa: ANN401
-    """Mask every window position of structured requests by what its grammar allows after the drafts before it.
-
-    SGLang's walk advances a grammar along the drafts as far as they are legal and rolls it back; behind an illegal
-    draft nothing is masked, and nothing needs to be: that draft is not drawn, so the window ends there.
-    """
-    if not any(req.grammar is not None for req in batch.reqs):
-        return
-    committed = drafts.new_zeros(drafts.shape[0], 1)
-    chain = GrammarTree.from_linear_chain(torch.cat([committed, drafts], dim=1))
-    mask = build_grammar_vocab_mask(
-        reqs=batch.reqs, tree=chain, sampling_info=batch.sampling_info, device=logits.device, barrier=None
-    )
-    if mask is not None:
-        mask.apply(logits)
 
 
 def _apply_custom_processors(window: Tensor, sampling_info: Any) -> None:  # noqa: ANN401

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -17,8 +18,12 @@ from sglang_ssd.sampling.window import Window
 from sglang_ssd.scheduler.draft_input import SSDDraftInput
 from sglang_ssd.scheduler.draw_parameters import draw_parameters
 from sglang_ssd.scheduler.draws import process
+from sglang_ssd.scheduler.grammars import WindowGrammars, WindowMask
 from sglang_ssd.scheduler.logprobs import add_logprobs
 from sglang_ssd.scheduler.requests import RequestState
+
+Tell: TypeAlias = Callable[[WindowMask], None]
+"""Passes on what grammars allow, as early as it is known."""
 
 
 def verify_input(*, width: int, tokens: Tensor | None, positions: Tensor | None, custom_mask: Tensor | None) -> Any:  # noqa: ANN401
@@ -54,6 +59,7 @@ def verify(
     window: Window,
     states: list[RequestState],
     noise: NoiseTable,
+    tell: Tell,
 ) -> GenerationBatchResult:
     """Run the forward and draw. Mutates ``batch``, which SGLang restores after the worker's step.
 
@@ -63,6 +69,7 @@ def verify(
         window: what to verify.
         states: the batch's requests, in its order.
         noise: of the target's vocabulary.
+        tell: is told what grammars allow, when there are any.
 
     Returns:
         The result that SGLang's batch processor reads: flat tokens with stride W, ``accept_lens`` (k + 1) and the
@@ -71,10 +78,11 @@ def verify(
     """
     tokens = torch.cat([batch.spec_info.bonus_tokens.view(-1, 1), window.drafts], dim=1)
     positions = batch.seq_lens.long()[:, None] + torch.arange(window.width, device=tokens.device)
+    grammars = WindowGrammars.of(batch, window.drafts)
     _enter_verify(batch, tokens, positions)
-    result = target.forward_batch_generation(batch, is_verify=True)
+    result, mask = _forward(target, batch, grammars, tell)
     logits = result.logits_output.next_token_logits
-    process(logits, window.drafts, states, batch)
+    process(logits, window.drafts, states, batch, mask)
     verdict = judge(logits, window, draw_parameters(states, positions[:, 0], window.width), noise)
     committed = verdict.committed(window.drafts)
     if batch.return_logprob:
@@ -93,13 +101,15 @@ def draw_first(
     states: list[RequestState],
     noise: NoiseTable,
     pp_proxy_tensors: Any,  # noqa: ANN401
+    tell: Tell,
 ) -> GenerationBatchResult:
     """A prefill forward and the draw of each request's next token (a dummy where a prompt is not yet complete)."""
-    result = target.forward_batch_generation(batch, is_verify=True, pp_proxy_tensors=pp_proxy_tensors)
     last_positions = batch.seq_lens.long() - 1
     no_drafts = torch.empty(len(states), 0, dtype=torch.int64, device=last_positions.device)
+    grammars = WindowGrammars.of(batch, no_drafts)
+    result, mask = _forward(target, batch, grammars, tell, pp_proxy_tensors=pp_proxy_tensors)
     logits = result.logits_output.next_token_logits
-    process(logits, no_drafts, states, batch)
+    process(logits, no_drafts, states, batch, mask)
     draws = draw(logits, draw_parameters(states, last_positions, 1), noise)
     if batch.return_logprob:
         add_logprobs(batch, result.logits_output, draws, 1)
@@ -108,6 +118,25 @@ def draw_first(
     result.new_seq_lens = batch.seq_lens
     result.next_draft_input = SSDDraftInput(draws)
     return result
+
+
+def _forward(
+    target: Any,  # noqa: ANN401
+    batch: Any,  # noqa: ANN401
+    grammars: WindowGrammars | None,
+    tell: Tell,
+    **more: Any,  # noqa: ANN401
+) -> tuple[GenerationBatchResult, WindowMask | None]:
+    """The forward, and the grammars' mask: before it on a CPU, for it is told while the forward runs; behind the
+    launch on a GPU.
+    """
+    mask = None
+    if grammars is not None and not grammars.wait_for_forward:
+        tell(mask := grammars.walk())
+    result = target.forward_batch_generation(batch, is_verify=True, **more)
+    if grammars is not None and mask is None:
+        tell(mask := grammars.walk())
+    return result, mask
 
 
 def _enter_verify(batch: Any, tokens: Tensor, positions: Tensor) -> None:  # noqa: ANN401

@@ -25,17 +25,19 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
 from sglang_ssd.policy.running import RunningMean
+from sglang_ssd.protocol import LegalRow, pack_tokens
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.window import Support, Window
 from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, Ready
 from sglang_ssd.scheduler.draws import draws_one_wide
 from sglang_ssd.scheduler.figures import Figures
+from sglang_ssd.scheduler.grammars import WindowMask
 from sglang_ssd.scheduler.host_copy import HostCopy
 from sglang_ssd.scheduler.kv_reserve import is_narrow
 from sglang_ssd.scheduler.link import SchedulerOptions, connect
 from sglang_ssd.scheduler.requests import RequestBook, RequestState
 from sglang_ssd.scheduler.supports import NOTHING, Proposed, window_support
-from sglang_ssd.scheduler.verifier import draw_first, verify
+from sglang_ssd.scheduler.verifier import Tell, draw_first, verify
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +135,8 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         states = [self._book.state(req) for req in batch.reqs]
         for state in states:
             self._announce(state)
-        result = draw_first(self.target_worker, batch, states, self._noise, pp_proxy_tensors)
+        tell = self._teller(states, [0] * len(states))
+        result = draw_first(self.target_worker, batch, states, self._noise, pp_proxy_tensors, tell)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         complete = [int(end) == state.length for end, state in zip(_extend_ends(batch), states, strict=True)]
@@ -167,7 +170,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         collecting = time.perf_counter()
         window, verified = self._window(self._collect(states, limits), limits)
         collected = time.perf_counter()
-        result = verify(self.target_worker, batch, window, states, self._noise)
+        result = verify(self.target_worker, batch, window, states, self._noise, self._teller(states, verified))
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         copy = HostCopy(result.next_token_ids.view(len(states), -1), result.accept_lens)
@@ -234,6 +237,20 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         host = torch.tensor([[*row, count] for row, count in zip(padded, verified, strict=True)], dtype=torch.int64)
         both = host.view(len(drafts), columns + 1).to(self.device, non_blocking=True)
         return Window(both[:, :columns], both[:, columns], self._support(proposed, columns)), verified
+
+    def _teller(self, states: list[RequestState], verified: list[int]) -> Tell:
+        """Passes what grammars allow on to the draft server; the link's thread reads the bits."""
+        structured = [
+            (index, state.session, state.epoch, state.length, count)
+            for index, (state, count) in enumerate(zip(states, verified, strict=True))
+            if state.session is not None and state.req.grammar is not None
+        ]
+
+        def tell(mask: WindowMask) -> None:
+            if self._client is not None and structured:
+                self._client.restrict(lambda: _legal_rows(mask, structured))
+
+        return tell
 
     def _support(self, proposed: list[Proposed], columns: int) -> Support | None:
         """The q of every draft, in rejection mode."""
@@ -302,6 +319,22 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self._verify_s.observe(seconds)
         self._deadline.earned(seconds)
         self.figures.verify_s += seconds
+
+
+def _legal_rows(mask: WindowMask, structured: list[tuple[int, int, int, int, int]]) -> tuple[LegalRow, ...]:
+    """What is legal for requests (index in the batch, session, epoch, length, drafts verified), where it is little."""
+    found = ((row, mask.legal(row[0], row[4])) for row in structured)
+    return tuple(
+        LegalRow(
+            session=session,
+            epoch=epoch,
+            base=length,
+            counts=tuple(-1 if tokens is None else len(tokens) for tokens in legal),
+            tokens=pack_tokens([token for tokens in legal for token in tokens or ()]),
+        )
+        for (_, session, epoch, length, _), legal in found
+        if any(tokens is not None for tokens in legal)
+    )
 
 
 def _extend_ends(batch: Any) -> list[int]:  # noqa: ANN401

@@ -8,6 +8,7 @@ import pytest
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from tests.e2e.conftest import Rig
+from tests.e2e.servers import wait_until
 from tests.e2e.workload import Case, differences, run_staggered
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -53,6 +54,22 @@ def test_grammars(rig: Rig, draft: str) -> None:
     assert any(answer["meta_info"]["finish_reason"]["type"] == "stop" for answer in answers[: len(PATTERNS)])
     if draft == "copy" and rig.patient:  # speculation is on inside a grammar
         assert sum(a["meta_info"].get("spec_num_correct_drafts", 0) for a in answers[: len(PATTERNS)]) > 10
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_what_is_legal_is_guessed_by_a_draft_that_never_would(tight: Rig, temperature: float) -> None:
+    """The constant draft has other favourites than the three words that the grammar allows: they are guessed anyway.
+
+    A draft server that does not listen had 0 and 3 hits in 83 rounds here.
+    """
+    tight.use("constant")
+    before = tight.server.status()["draft_figures"].get("legal_rows", 0)
+    choice = {"regex": r"(w4|w5|w6){28}w9", "temperature": temperature, "sampling_seed": 3, "max_new_tokens": 30}
+    infos = [answer["meta_info"] for answer in on_and_off(tight, [choice] * 3)]
+    told = wait_until(lambda: tight.server.status()["draft_figures"]["legal_rows"] - before, 10, "a Pong")
+    rounds = sum(info["ssd_rounds"] for info in infos)
+    assert told > 0.5 * rounds
+    assert sum(info["ssd_hits"] for info in infos) > 0.8 * rounds
 
 
 def test_custom_logit_processors(rig: Rig) -> None:

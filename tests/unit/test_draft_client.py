@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -15,6 +16,8 @@ from sglang_ssd.protocol import (
     Build,
     Close,
     Hello,
+    Legal,
+    LegalRow,
     Outcomes,
     Ping,
     Prefill,
@@ -230,6 +233,35 @@ def test_a_refusal_is_final_and_readable(endpoint: str, client: DraftClient) -> 
     until(lambda: client.state == "refused")
     assert client.describe()["refusal"] == "the tokenizers differ"
     peer.close()
+
+
+def test_what_is_legal_is_told_of_sessions_that_the_server_knows(client: DraftClient, peer: Peer) -> None:
+    open_session(client)
+    peer.expect(Prefill)
+    row = LegalRow(1, 1, 3, (1, -1), pack_tokens([9]))
+    client.restrict(lambda: (row, LegalRow(2, 1, 3, (0,), b"")))
+    assert peer.expect(Legal) == Legal(peer.boot, (row,))
+    client.close((1,))
+    peer.expect(Close)
+    client.restrict(lambda: (row,))
+    commit(client, 1, 3, [7])
+    open_session(client, session=3)
+    peer.expect(Prefill)  # and nothing before it
+
+
+def test_nobody_to_tell_what_is_legal(endpoint: str, client: DraftClient) -> None:
+    """Not even asked for, without a server and with one that grows no trees."""
+    asked: list[str] = []
+    client.restrict(lambda: asked.append("down") or ())
+    hello = msgspec.structs.replace(HELLO, mode="sync")
+    sync = DraftClient(endpoint + "sync", hello, ("jit",))
+    peer = Peer(endpoint + "sync")
+    peer.welcome()
+    until(lambda: sync.state == "up")
+    sync.restrict(lambda: asked.append("sync") or ())
+    sync.stop()
+    peer.close()
+    assert asked == []
 
 
 def test_close_reaches_the_server_once(client: DraftClient, peer: Peer) -> None:
