@@ -2,11 +2,13 @@
 # serve    the demo pair on http://127.0.0.1:30000;  make serve ARGS="--model-path ... --port ..."  for anything else
 # test     lint, then every test
 # lint     format, lint, types, imports
-# bench    the benchmarks
+# bench    the short benchmark (about 15 minutes on two cores) and its page, build/bench/results.md;  make bench
+#          BENCH_ARGS="micro" or "run --plan full --data FOLDER" for another
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?= run --plan short --write build/bench/results.md
 
 VENV := $(shell $(PYTHON) scripts/environment.py path)
 ifeq ($(VENV),)
@@ -34,5 +36,4 @@ test: lint
 	$(RUN)/python -m pytest $(PYTEST_ARGS)
 
 bench: install
-	@test -f sglang_ssd/bench/__main__.py || { echo "This version has no benchmarks yet."; exit 1; }
-	@$(RUN)/python -m sglang_ssd.bench $(ARGS)
+	@$(RUN)/python -m sglang_ssd.bench $(BENCH_ARGS)

@@ -10,8 +10,8 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 from sglang_ssd.demo import demo_pair
 from sglang_ssd.demo.agreement import TOP, Report, report
 from sglang_ssd.demo.cache import cache_home
+from sglang_ssd.demo.data_sets import GSM8K, HUMAN_EVAL, SPEC_BENCH, DataSet
 from sglang_ssd.demo.distill.attention import STEPPED
 from sglang_ssd.demo.distill.generate import Source
 from sglang_ssd.demo.distill.student import load_draft, load_target
@@ -37,20 +38,7 @@ LONGEST_PROMPT = 512
 """Tokens; longer prompts are passed over, for they cost most and say least about answers."""
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """Held-out prompts: ``prompt(row)`` is the user's turn of a line of ``file``."""
-
-    name: str
-    file: str
-    prompt: Callable[[dict[str, Any]], str]
-
-
-DATA_SETS = (
-    DataSet("HumanEval", "humaneval.jsonl", lambda row: str(row["prompt"])),
-    DataSet("GSM8K test", "gsm8k_test.jsonl", lambda row: str(row["question"])),
-    DataSet("Spec-Bench", "spec_bench.jsonl", lambda row: str(row["turns"][0])),
-)
+DATA_SETS = (HUMAN_EVAL, GSM8K, SPEC_BENCH)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     answers = {}
     for data in DATA_SETS:
-        if (Path(options.data) / data.file).is_file():
+        if data.is_in(Path(options.data)):
             answers[data.name] = answers_of(data, options)
         else:
             logger.warning("%s is not evaluated: %s has no %s.", data.name, options.data, data.file)
@@ -142,8 +130,7 @@ def _answer(data: DataSet, options: argparse.Namespace) -> list[Text]:
     source = Source(tokenizer, Frame.of(tokenizer))
     model = load_target(options.target, options.device, STEPPED)
     writer = Writer(model, source.frame, turn=0, answer=options.tokens)
-    lines = (Path(options.data) / data.file).read_text().splitlines()
-    turns = [source.turn(data.prompt(json.loads(line))) for line in lines]
+    turns = [source.turn(prompt) for prompt in data.read(Path(options.data))]
     turns = [turn for turn in turns if len(turn) <= LONGEST_PROMPT]
     count = min(options.prompts, len(turns))
     chosen = [turns[i * len(turns) // count] for i in range(count)]

@@ -22,6 +22,11 @@ class RequestFigures:
         self.partial += source == "partial"
         self.misses += source not in ("hit", "partial")
 
+    @property
+    def not_hits(self) -> int:
+        """Partial hits and misses."""
+        return self.rounds - self.hits
+
     def totals(self) -> tuple[int, int, int, int]:
         """(rounds, hits, partial, misses)."""
         return self.rounds, self.hits, self.partial, self.misses
@@ -40,6 +45,8 @@ class Figures:
     timeouts: int = 0
     verify_s: float = 0.0
     wait_s: float = 0.0
+    hit_wait_s: float = 0.0
+    """The part of ``wait_s`` in forwards whose rows were all hits: round trips and late trees, no drafting."""
     other_s: float = 0.0
 
     def count_round(self, source: str) -> None:
@@ -71,6 +78,7 @@ class Figures:
             "round_ms": {
                 "verify": self.verify_s * per_forward,
                 "wait": self.wait_s * per_forward,
+                "hit_wait": self.hit_wait_s * per_forward,
                 "other": self.other_s * per_forward,
             },
         }

@@ -167,7 +167,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self.sweep()
         states = [self._book.state(req) for req in batch.reqs]
         limits = [0] * len(states) if is_narrow(batch) else [self._limit(state) for state in states]
-        collecting = time.perf_counter()
+        collecting, not_hits = time.perf_counter(), self.figures.requests.not_hits
         window, verified = self._window(self._collect(states, limits), limits)
         collected = time.perf_counter()
         result = verify(self.target_worker, batch, window, states, self._noise, self._teller(states, verified))
@@ -178,6 +178,8 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self.figures.forwards += 1
         self.figures.narrow_forwards += window.width == 1
         self.figures.wait_s += collected - collecting
+        if self.figures.requests.not_hits == not_hits:
+            self.figures.hit_wait_s += collected - collecting
         self.figures.other_s += collecting - started
         return result
 

@@ -74,7 +74,7 @@ def test_the_status_says_what_runs(server: SGLangServer) -> None:
         assert status[key] is not None
     assert status["hits"] + status["partial"] + status["misses"]["total"] == status["rounds"] > 0
     assert len(status["accepted_per_position"]) == 4
-    assert set(status["round_ms"]) == {"verify", "wait", "other"}
+    assert set(status["round_ms"]) == {"verify", "wait", "hit_wait", "other"}
     state = requests.get(f"{server.url}/server_info", timeout=30).json()["internal_states"][0]
     assert state["ssd"]["rounds"] >= status["rounds"]
 

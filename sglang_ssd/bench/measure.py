@@ -1,0 +1,166 @@
+"""One block of one variant: play the load, and note what client, server, draft server and processor cores say of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import psutil
+
+from sglang_ssd.bench.load import Answer, Ask, play
+from sglang_ssd.bench.servers import Server
+
+HEARTBEAT_S = 0.6
+"""The draft server's figures reach ``/ssd/status`` twice a second."""
+_SAMPLE_EVERY_S = 1.0
+
+Record = dict[str, Any]
+
+
+def measure(server: Server, asks: Sequence[Ask], rate: float | None = None) -> Record:
+    """Play ``asks`` on an idle server whose caches are emptied first, and return the figures of the block."""
+    server.flush()
+    time.sleep(HEARTBEAT_S)
+    before, cores = server.status(), Cores(server)
+    with DraftMemory(server) as memory:
+        answers = play(server.url, asks, rate)
+    record = client_figures(answers)
+    record["cores"] = cores.used(record["wall_s"])
+    time.sleep(HEARTBEAT_S)
+    record |= server_figures(before, server.status())
+    if memory.peak:
+        record["draft_memory"] = {"slots": memory.peak, "sessions": len(asks)}
+    return record
+
+
+def client_figures(answers: Sequence[Answer]) -> Record:
+    """What the client saw. Times in ms unless the name says seconds.
+
+    ``decode`` is :func:`decode_part`. ``itl_ms`` are the times between two events of a stream; tokens of one round
+    come as one event.
+    """
+    start, end = min(a.sent for a in answers), max(a.last for a in answers)
+    return {
+        "wall_s": round(end - start, 4),
+        "tokens": sum(answer.tokens for answer in answers),
+        "decode": decode_part(answers),
+        "requests": [_request_figures(answer) for answer in answers],
+        "itl_ms": [round(1e3 * gap, 1) for answer in answers for gap in _gaps(answer)],
+    }
+
+
+def decode_part(answers: Sequence[Answer]) -> Record:
+    """The part of a closed block in which nothing is prefilled: its seconds, and the tokens of the rounds in it.
+
+    From the last first token to the last event but one of any stream. SGLang's overlap loop sends what a forward gave
+    when the next one has run, and the last two together; so the last event has a round's tokens and no round's time.
+    """
+    gaps = [gap for answer in answers for gap in _gaps(answer)]
+    same = 0.1 * median(gaps) if gaps else 0.0  # events of one round come this close together
+    start = max(answer.first for answer in answers)
+    end = max(answer.events[-2][0] for answer in answers if len(answer.events) > 1) if gaps else start
+    tokens = 0
+    for answer in answers:
+        counted = answer.events[:-1] if answer.last >= end - same else answer.events
+        counts = [0, *(count for _, count in counted)]
+        before = sum(at <= start + same for at, _ in counted)
+        tokens += counts[-1] - counts[before]
+    return {"s": round(max(0.0, end - start), 4), "tokens": tokens}
+
+
+def _gaps(answer: Answer) -> list[float]:
+    times = [at for at, _ in answer.events]
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def _request_figures(answer: Answer) -> Record:
+    more = answer.tokens - answer.events[0][1]
+    return {
+        "data_set": answer.ask.data_set,
+        "prompt": len(answer.ask.ids),
+        "tokens": answer.tokens,
+        "finish": answer.finish,
+        "ttft_ms": round(1e3 * (answer.first - answer.sent), 1),
+        "tpot_ms": round(1e3 * (answer.last - answer.first) / more, 2) if more else None,
+    }
+
+
+def server_figures(before: Record, after: Record) -> Record:
+    """What changed between two readings of ``/ssd/status``; nothing for mode ``off``. Seconds for a round's parts."""
+    if "rounds" not in after:
+        return {}
+    figures: Record = {
+        name: after[name] - before[name]
+        for name in ("rounds", "hits", "partial", "forwards", "narrow_forwards", "timeouts")
+    }
+    figures["misses"] = {source: count - before["misses"].get(source, 0) for source, count in after["misses"].items()}
+    for name in ("accepted_per_position", "verified_per_position"):
+        figures[name] = [late - early for late, early in zip(after[name], before[name], strict=True)]
+    figures["parts_s"] = {part: round(_total_s(after, part) - _total_s(before, part), 5) for part in after["round_ms"]}
+    first, last = before["draft_figures"], after["draft_figures"]
+    names = ("forwards", "rows", "path_rows", "forward_us", "prefill_tokens", "branches_shed")
+    return {"server": figures, "draft": {name: last.get(name, 0) - first.get(name, 0) for name in names}}
+
+
+def _total_s(status: Record, part: str) -> float:
+    """``round_ms`` holds means over all forwards since the start."""
+    return float(status["round_ms"][part]) * int(status["forwards"]) / 1e3
+
+
+class Cores:
+    """Processor time from now on: by role, and of everything else on the machine."""
+
+    def __init__(self, server: Server) -> None:
+        ours = psutil.Process(os.getpid())
+        self._processes = {**server.processes(), "load generator": [ours]}
+        self._before = self._read()
+        self._machine = _machine_s()
+
+    def used(self, seconds: float) -> dict[str, float]:
+        """Cores used on average over ``seconds``, by role; ``others`` is what ran beside this benchmark."""
+        after, machine = self._read(), _machine_s() - self._machine
+        spent = {role: after[role] - self._before[role] for role in after}
+        spent["others"] = max(0.0, machine - sum(spent.values()))
+        return {role: round(value / seconds, 3) for role, value in spent.items()}
+
+    def _read(self) -> dict[str, float]:
+        return {role: sum(map(_process_s, processes)) for role, processes in self._processes.items()}
+
+
+def _process_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _machine_s() -> float:
+    """Seconds that all cores were busy since the start of the machine."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
+
+
+class DraftMemory:
+    """Looks at the draft server's slots once a second while a block runs; ``peak`` is the most in use."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak = 0
+
+    def __enter__(self) -> DraftMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_SAMPLE_EVERY_S):
+            figures = self._server.status().get("draft_figures", {})
+            self.peak = max(self.peak, figures.get("slots", 0) - figures.get("slots_free", 0))

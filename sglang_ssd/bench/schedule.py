@@ -1,0 +1,77 @@
+"""The order of a run: cells in turn, variants alternating inside a block, and which K of ``sync`` still takes part."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any
+
+from sglang_ssd.bench.settings import OFF, SSD, SYNC, Cell, Plan
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared: a server, and the limit that its requests ask for."""
+
+    name: str
+    server: str
+    num_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """The ``number``-th time that a cell is measured: all variants on the same prompts."""
+
+    cell: Cell
+    number: int
+
+
+OFF_VARIANT, SSD_VARIANT = Variant(OFF, OFF), Variant(SSD, SSD)
+
+
+def sync_variant(num_steps: int) -> Variant:
+    """``sync`` with at most so many drafts a round."""
+    return Variant(f"{SYNC} K={num_steps}", SYNC, num_steps)
+
+
+def blocks_in_turn(cells: Sequence[Cell]) -> list[Block]:
+    """Every block of every cell, those first whose cell has had the smaller part of its own."""
+    everything = [(cell, number) for cell in cells for number in range(cell.blocks)]
+    everything.sort(key=lambda item: (item[1] / item[0].blocks, item[1]))
+    return [Block(cell, number) for cell, number in everything]
+
+
+def variants_of(block: Block, plan: Plan, records: Sequence[dict[str, Any]]) -> list[Variant]:
+    """Who takes part in ``block``, in its order: each starts first as often as the others.
+
+    ``sync`` is tried with every K in the first greedy block of a batch size; afterwards the one that has been fastest
+    there so far stands for it, and in the first block of another temperature also the second.
+    """
+    best = _best_steps(block.cell, records)
+    if not best or (block.number == 0 and block.cell.temperature == 0):
+        steps = list(plan.sync_steps)
+    else:
+        steps = best[: 2 if block.number == 0 else 1]
+    variants = [OFF_VARIANT, *map(sync_variant, steps), SSD_VARIANT]
+    turn = block.number % len(variants)
+    return variants[turn:] + variants[:turn]
+
+
+def _best_steps(cell: Cell, records: Sequence[dict[str, Any]]) -> list[int]:
+    """K of ``sync`` at this batch size and loop, fastest first; empty before any was tried.
+
+    Rates are compared to those of ``off`` in the same block, so that a slow minute of the machine is nobody's fault.
+    """
+    rates: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    for record in records:
+        if (record["batch"], record["rate"]) == (cell.batch, cell.rate):
+            where = (record["cell"], record["block"])
+            rates[where][record["variant"]] = record["tokens"] / record["wall_s"]
+    ratios: dict[int, list[float]] = defaultdict(list)
+    for block in rates.values():
+        for name, rate in block.items():
+            if name.startswith(f"{SYNC} K=") and OFF in block:
+                ratios[int(name.partition("=")[2])].append(rate / block[OFF])
+    return sorted(ratios, key=lambda steps: -geometric_mean(ratios[steps]))

@@ -1,0 +1,250 @@
+"""The order of a run, its results file, and the page made of it; without servers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_ssd.bench import report, run
+from sglang_ssd.bench.analysis import Samples, closed, points
+from sglang_ssd.bench.ceiling import ceiling
+from sglang_ssd.bench.goals import goals
+from sglang_ssd.bench.prompts import MIXED, Prompt, Prompts
+from sglang_ssd.bench.results import Results, ResultsError
+from sglang_ssd.bench.schedule import Block, blocks_in_turn, variants_of
+from sglang_ssd.bench.settings import FULL, PLANS, SHORT, Cell, Plan, parse_sweep
+
+PLAN = Plan("test", (Cell(1, 0.0, 16, 4), Cell(2, 0.0, 16, 2), Cell(1, 1.0, 16, 4)), 1.0, (1, 2, 3))
+HEADER = {
+    "plan": PLAN.as_json(), "command": "python -m sglang_ssd.bench run", "versions": {"sglang-ssd": "1"},
+    "machine": {"cores": 2, "gpus": [], "memory_gib": 4},
+}  # fmt: skip
+
+
+def record(cell: Cell, block: int, variant: str, seconds: float, **more: Any) -> dict[str, Any]:
+    """A block of 10 rounds of 2 tokens for each request that took ``seconds`` after 1 s of prefill."""
+    return {
+        "cell": cell.key, "block": block, "variant": variant, "batch": cell.batch, "temperature": cell.temperature,
+        "data_set": cell.data_set, "rate": cell.rate, "wall_s": 1 + seconds, "tokens": 21 * cell.batch,
+        "decode": {"s": seconds, "tokens": 20 * cell.batch}, "itl_ms": [100.0], "cores": {"others": 0.0, "HTTP": 0.1},
+        "requests": [{"data_set": "own", "prompt": 9, "tokens": 21, "finish": "length", "ttft_ms": 9.0, "tpot_ms": 8.0}]
+        * cell.batch,
+    } | more  # fmt: skip
+
+
+def speculated(cell: Cell, block: int, variant: str, seconds: float, wait_s: float, hits: int = 5) -> dict[str, Any]:
+    rounds = 10 * cell.batch
+    server = {
+        "rounds": rounds, "hits": hits * cell.batch, "partial": 0, "forwards": 10, "narrow_forwards": 0, "timeouts": 0,
+        "misses": {"jit": rounds - hits * cell.batch, "total": rounds - hits * cell.batch},
+        "accepted_per_position": [rounds], "verified_per_position": [rounds],
+        "parts_s": {"verify": 0.6 * (seconds - wait_s), "wait": wait_s, "hit_wait": wait_s / 4, "other": 0.0},
+    }  # fmt: skip
+    draft = {"forwards": 10, "rows": 40, "path_rows": 10, "forward_us": 9000}
+    memory = {"slots": 90, "sessions": cell.batch}
+    return record(cell, block, variant, seconds, server=server, draft=draft, draft_memory=memory)
+
+
+def a_run(ssd_seconds: float = 2.0) -> list[dict[str, Any]]:
+    records = []
+    for cell in PLAN.cells:
+        for block in range(cell.blocks):
+            slow = 1 + 0.1 * block  # minutes differ, blocks are paired
+            records.append(record(cell, block, "off", 4.0 * slow))
+            records.append(speculated(cell, block, "sync K=1", 3.2 * slow, 1.2 * slow, hits=0))
+            if block == 0:
+                records.append(speculated(cell, block, "sync K=2", 3.6 * slow, 1.2 * slow, hits=0))
+            records.append(speculated(cell, block, "ssd", ssd_seconds * slow, 0.4 * slow))
+    return records
+
+
+def test_blocks_come_in_turn_so_that_every_beginning_is_balanced() -> None:
+    order = blocks_in_turn(PLAN.cells)
+    assert len(order) == sum(cell.blocks for cell in PLAN.cells)
+    for count in range(len(order) + 1):
+        done = Counter(block.cell for block in order[:count])
+        shares = [done[cell] / cell.blocks for cell in PLAN.cells]
+        assert max(shares) - min(shares) <= 0.5
+    assert {block.cell for block in order[:3]} == set(PLAN.cells)
+
+
+def test_sync_is_tried_at_every_k_and_goes_on_with_its_best() -> None:
+    first = Block(PLAN.cells[0], 0)
+    assert [v.name for v in variants_of(first, PLAN, [])] == ["off", "sync K=1", "sync K=2", "sync K=3", "ssd"]
+    records = [record(PLAN.cells[0], 0, name, s) for name, s in
+               (("off", 4), ("sync K=1", 3), ("sync K=2", 2), ("sync K=3", 5), ("ssd", 1))]  # fmt: skip
+    assert {v.name for v in variants_of(Block(PLAN.cells[0], 1), PLAN, records)} == {"off", "sync K=2", "ssd"}
+    hotter = variants_of(Block(PLAN.cells[2], 0), PLAN, records)
+    assert {v.name for v in hotter} == {"off", "sync K=2", "sync K=1", "ssd"}
+    assert len(variants_of(Block(PLAN.cells[1], 0), PLAN, records)) == 5  # another batch size has its own best
+
+
+def test_every_variant_goes_first_as_often_as_the_others() -> None:
+    records = [record(PLAN.cells[0], 0, name, 1) for name in ("off", "sync K=1", "ssd")]
+    firsts = Counter(variants_of(Block(PLAN.cells[0], number), PLAN, records)[0].name for number in range(1, 7))
+    assert set(firsts.values()) == {2}
+
+
+def test_a_stopped_run_goes_on_and_another_plan_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    first = Results.open(path, HEADER)
+    first.add(record(PLAN.cells[0], 0, "off", 1))
+    with path.open("a") as file:
+        file.write('{"cell": "cut off')
+    again = Results.open(path, HEADER)
+    assert again.done() == {(PLAN.cells[0].key, 0, "off")}
+    again.add(record(PLAN.cells[0], 0, "ssd", 1))
+    assert len(Results.read(path).blocks) == 2
+    with pytest.raises(ResultsError, match="another plan"):
+        Results.open(path, HEADER | {"plan": SHORT.as_json()})
+    with pytest.raises(ResultsError, match="other versions"):
+        Results.open(path, HEADER | {"versions": {"sglang-ssd": "2"}})
+    again.add({"event": "complete"})
+    assert Results.open(path, HEADER).blocks == []
+    assert len(Results.read(tmp_path / "results.previous.json").blocks) == 2
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("[1]\n")
+    with pytest.raises(ResultsError, match="no results file"):
+        Results.read(path)
+
+
+def test_the_ceiling_and_where_the_rest_went_add_up() -> None:
+    (point, *_) = closed(points(a_run()))
+    found = ceiling(point)
+    assert found is not None
+    assert point.sync is not None
+    assert point.sync.name == "sync K=1"
+    assert found.sync.wait_ms / found.sync.round_ms == pytest.approx(1.2 / 3.2)
+    assert found.share.mean == pytest.approx(1.0)  # 2.0 s, and 3.2 - 1.2
+    steps = found.waterfall(round_trip_ms=1.0)
+    assert sum(value for _, value in steps[:-1]) == pytest.approx(steps[-1][1])
+    assert dict(steps)["round trip"] == pytest.approx(1.0 / found.ssd.tokens)
+
+
+@pytest.mark.parametrize(("seconds", "verdicts"), [(2.0, {"met"}), (2.9, {"met", "**missed**"}), (6.0, {"**missed**"})])
+def test_goals_say_when_they_are_missed(seconds: float, verdicts: set[str]) -> None:
+    enough = [each for each in a_run(seconds) if each["batch"] == 1]
+    assert {goal.verdict for goal in goals(closed(points(enough)))} == verdicts
+
+
+def test_goals_that_were_not_measured_say_so() -> None:
+    assert {goal.verdict for goal in goals([])} == {"**not measured**"}
+    two_blocks = [each for each in a_run() if each["batch"] == 2]
+    assert goals(closed(points(two_blocks)))[3].verdict == "**too few blocks**"
+
+
+def test_the_best_other_is_chosen_by_its_rate() -> None:
+    records = a_run()
+    for each in records:
+        if each["variant"].startswith("sync"):
+            each["decode"] = {"s": 40.0, "tokens": 20}
+    (point, *_) = closed(points(records))
+    assert point.best_other is point.off
+    ratio = point.against(point.off)
+    assert ratio is not None
+    assert ratio.mean == pytest.approx(2.0)
+
+
+def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results = Results.open(path, HEADER)
+    for each in a_run(2.9):
+        results.add(each)
+    for fan_out, hits in ((1, 2), (2, 4), (4, 6)):
+        results.add(speculated(PLAN.cells[0], 0, f"fan-out={fan_out}", 2.0, 0.4, hits))
+    results.add({"event": "failed", "variant": "planner=full", "why": "no such planner"})
+    results.add({"event": "scaling", "round_trip_ms": 0.4, "curves": {"rows": [[8, 1.0], [16, 2.0]]}})
+    page = tmp_path / "benchmarks.md"
+    assert report.main([str(path), "--write", str(page)]) == 0
+    text = page.read_text()
+    assert "**missed**" in text
+    assert "2 cores, CPU" in text
+    assert "**The run is not complete.**" in text
+    assert "planner=full could not be measured: no such planner" in text
+    assert "x^1.00" in text
+    assert str(tmp_path) not in text
+    drawn = sorted(file.name for file in (tmp_path / "benchmarks").iterdir())
+    assert drawn == ["misses.svg", "pareto.svg", "ratios.svg", "scaling.svg", "waterfall.svg"]
+    for name in drawn:
+        assert f"benchmarks/{name}" in text
+        assert (tmp_path / "benchmarks" / name).stat().st_size < 60_000
+    before = {name: (tmp_path / "benchmarks" / name).read_bytes() for name in drawn}
+    report.main([str(path), "--write", str(page)])
+    assert {name: (tmp_path / "benchmarks" / name).read_bytes() for name in drawn} == before
+
+
+def test_a_busy_machine_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.json"
+    results = Results.open(path, HEADER)
+    for each in a_run():
+        results.add(each | {"cores": {"others": 0.7}})
+    assert report.main([str(path)]) == 0
+    assert "Other processes used 0.70 cores" in capsys.readouterr().out
+
+
+def test_sweeps_name_flags() -> None:
+    sweep = parse_sweep("fan-out=1,2;wait=full")
+    assert sweep.variants() == [
+        (f"fan-out={value} wait=full", ("--speculative-ssd-fan-out", value, "--speculative-ssd-wait", "full"))
+        for value in "12"
+    ]
+    assert parse_sweep("num-steps=8").flag == "--speculative-num-steps"
+    assert parse_sweep("--tp-size=2").variants() == [("tp-size=2", ("--tp-size", "2"))]
+    with pytest.raises(ValueError, match="flag=value"):
+        parse_sweep("fan-out")
+
+
+def test_plans_fit_their_budgets_by_construction() -> None:
+    assert FULL.minutes <= 20
+    assert SHORT.minutes <= 10
+    assert {cell.batch for cell in FULL.cells if cell.rate is None} == {1, 2, 4, 8, 16, 32}
+    assert {cell.temperature for cell in FULL.cells} == {0.0, 0.7, 1.0}
+    assert all(cell.blocks >= 5 for plan in (SHORT, FULL) for cell in plan.cells if cell.batch == 1)
+    assert json.loads(json.dumps(FULL.as_json()))["name"] in PLANS
+
+
+def test_the_command_line_changes_the_plan() -> None:
+    options = run._parser().parse_args(
+        [
+            "--batches",
+            "1",
+            "3",
+            "--temperatures",
+            "0.5",
+            "--tokens",
+            "9",
+            "--blocks",
+            "2",
+            "--rates",
+            "0.5",
+            "--minutes",
+            "2",
+        ]
+    )
+    plan = run._plan(options)
+    assert [(c.batch, c.temperature, c.tokens, c.blocks, c.rate) for c in plan.cells] == [
+        (1, 0.5, 9, 2, None), (3, 0.5, 9, 2, None), (16, 0.0, 9, 1, 0.5),
+    ]  # fmt: skip
+    assert plan.minutes == 2
+
+
+def test_prompts_are_taken_in_turn_from_every_data_set() -> None:
+    sets = {name: [Prompt(name, (i,)) for i in range(count)] for name, count in (("own", 3), ("gsm8k", 2))}
+    prompts = Prompts(sets)
+    assert [p.data_set for p in prompts.take(MIXED, 0, 5)] == ["own", "gsm8k", "own", "gsm8k", "own"]
+    assert prompts.take("gsm8k", 1, 3) == [sets["gsm8k"][1], sets["gsm8k"][0], sets["gsm8k"][1]]
+
+
+def test_samples_know_their_rates() -> None:
+    samples = Samples("ssd", [speculated(PLAN.cells[1], 0, "ssd", 2.0, 0.4)])
+    assert samples.rate == pytest.approx(42 / 3)
+    assert samples.decode_rate == pytest.approx(20)
+    assert samples.hit_rate() == 0.5
+    assert samples.accepted() == [1.0]
