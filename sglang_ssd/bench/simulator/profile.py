@@ -21,29 +21,33 @@ class ProfileError(ValueError):
 
 
 class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure that somebody measured, by ``batch`` and lookahead: ``tokens_per_s`` of the whole batch."""
+    """A figure that somebody measured: ``tokens_per_s`` of the whole batch. ``used`` says that an input of the profile
+    comes from the same run, so that it is no prediction.
+    """
 
     batch: int
     num_steps: int
     tokens_per_s: float
+    used: bool = False
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the reference's own policy needs beyond the profile: times in milliseconds, see ``reference.py``.
+    """What the reference's own policy needs beyond the profile; see ``reference.py``. Times in milliseconds.
 
-    ``base`` is the figure that the others are compared with where the tokens a round are not published.
+    ``tokens_hit`` and ``tokens_miss`` are tokens a round by lookahead; ``glue_ms`` None takes the step-time curve.
+    Ordinary speculation makes ``sync_tokens`` a round at ``sync_steps``.
     """
 
     service_ms: float
-    glue_ms: float
     fan_out: int
     hit_rate: float
-    tokens_hit: dict[str, float]
-    tokens_miss: dict[str, float]
+    tokens_hit: dict[int, float]
+    tokens_miss: dict[int, float]
     published: tuple[Published, ...]
     sync_steps: int
     sync_tokens: float
     sync_published: float
+    glue_ms: float | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):

@@ -10,6 +10,7 @@ from sglang_ssd.bench.simulator.draft import VirtualDraft
 from sglang_ssd.bench.simulator.engine import Language
 from sglang_ssd.bench.simulator.profile import Profile
 from sglang_ssd.bench.simulator.target import Crowd, Tally, Target
+from sglang_ssd.bench.simulator.trace import Trace
 from sglang_ssd.draft_server.engine import EngineLimits
 from sglang_ssd.protocol import PROTOCOL_VERSION, Hello, Sampling
 
@@ -35,7 +36,7 @@ class Load:
 
 def simulate(profile: Profile, mode: str, load: Load) -> Tally:
     """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic."""
-    language = _language(profile, load.temperature)
+    language = _language(profile.trace(load.temperature))
     times = replace(profile.times, slow=load.slow)
     crowd = Crowd(language, load.batch, load.new_tokens, load.seed)
     num_steps = load.num_steps or profile.num_steps
@@ -77,5 +78,5 @@ def _hello(mode: str, num_steps: int, fan_out: int, vocab_size: int) -> Hello:
 
 
 @lru_cache(maxsize=8)
-def _language(profile: Profile, temperature: float) -> Language:
-    return Language.of(profile.trace(temperature))
+def _language(trace: Trace) -> Language:
+    return Language.of(trace)

@@ -41,7 +41,7 @@ class RecordedRound(NamedTuple):
     rank: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """Texts at one temperature: their ``lengths`` [texts], then all n positions one after another.
 
