@@ -35,7 +35,7 @@ class Samples:
     @property
     def rate(self) -> float:
         """Tokens per second over all blocks, prefill included."""
-        return sum(r["tokens"] for r in self.records) / sum(r["wall_s"] for r in self.records)
+        return self.total("tokens") / self.total("wall_s")
 
     @property
     def decode_rate(self) -> float:
