@@ -1,4 +1,4 @@
-"""``python -m sglang_ssd.bench run|report|simulate|micro``: measure, write it up, predict, look at single parts."""
+"""``python -m sglang_ssd.bench COMMAND``: measure, write it up, predict, look at single parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 _COMMANDS = {
     "run": ("run", "measure off, sync and ssd on servers started here"),
     "report": ("report", "a page and plots from results"),
-    "simulate": ("simulator", "a model of target, draft server and policy on recorded step times"),
+    "simulate": ("simulator.command", "a model of target, draft server and policy on recorded step times"),
+    "record": ("simulator.record", "traces of the demo pair for the simulator"),
     "micro": ("micro", "the time of single parts, by pytest-benchmark"),
 }
 

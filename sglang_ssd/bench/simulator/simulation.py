@@ -33,6 +33,10 @@ class Load:
     warm_up: int = 30
     rounds: int = 200
 
+    def at(self, batch: int, temperature: float) -> Load:
+        """The same with other requests."""
+        return replace(self, batch=batch, temperature=temperature)
+
 
 def simulate(profile: Profile, mode: str, load: Load) -> Tally:
     """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic."""

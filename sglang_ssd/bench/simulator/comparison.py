@@ -1,0 +1,101 @@
+"""The three modes at one load, and the same ratios as a benchmark measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_ssd.bench.analysis import closed, points
+from sglang_ssd.bench.results import Results
+from sglang_ssd.bench.simulator.profile import Profile
+from sglang_ssd.bench.simulator.simulation import Load, best_sync, simulate
+from sglang_ssd.bench.simulator.target import Tally
+
+TOLERANCE = 0.10
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What each mode makes of a load; ``sync`` at its own best lookahead ``sync_steps``."""
+
+    load: Load
+    off: Tally
+    sync_steps: int
+    sync: Tally
+    ssd: Tally
+
+    @property
+    def against_off(self) -> float:
+        """How many times faster ``ssd`` is."""
+        return self.ssd.tokens_per_s / self.off.tokens_per_s
+
+    @property
+    def against_sync(self) -> float:
+        """How many times faster ``ssd`` is."""
+        return self.ssd.tokens_per_s / self.sync.tokens_per_s
+
+    @property
+    def against_best(self) -> float:
+        """How many times faster than the better of the two."""
+        return min(self.against_off, self.against_sync)
+
+
+def compare(profile: Profile, load: Load) -> Comparison:
+    """Run the modes."""
+    steps, sync = best_sync(profile, load)
+    return Comparison(load, simulate(profile, "off", load), steps, sync, simulate(profile, "ssd", load))
+
+
+def table(comparisons: Iterable[Comparison]) -> Iterator[str]:
+    """Markdown, a line for each load as it is done."""
+    columns = "T, batch, draft, off tok/s, sync tok/s (K), ssd tok/s, ssd / off, ssd / sync, tokens, drafts, hit, round"
+    yield "| " + " | ".join(columns.split(", ")) + " |"
+    yield "|---" * len(columns.split(", ")) + "|"
+    for each in comparisons:
+        load, ssd = each.load, each.ssd
+        yield (
+            f"| {load.temperature:g} | {load.batch} | {load.slow:g}x | {each.off.tokens_per_s:.1f} "
+            f"| {each.sync.tokens_per_s:.1f} ({each.sync_steps}) | {ssd.tokens_per_s:.1f} "
+            f"| {each.against_off:.2f} | {each.against_sync:.2f} | {ssd.tokens_per_round:.2f} | {ssd.mean_drafts:.2f} "
+            f"| {ssd.hit_rate:.2f} | {ssd.round_ms:.1f} ms |"
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Ratios of a benchmark at one point; None where it did not measure the other."""
+
+    batch: int
+    temperature: float
+    against_off: float | None
+    against_sync: float | None
+
+
+def read_measured(path: Path) -> list[Measured]:
+    """From the results of ``python -m sglang_ssd.bench run``. Raises OSError, ResultsError."""
+    found = []
+    for point in closed(points(Results.read(path).blocks)):
+        ratios = point.against(point.off), point.against(point.sync)
+        off, sync = (None if ratio is None else ratio.mean for ratio in ratios)
+        found.append(Measured(point.batch, point.temperature, off, sync))
+    return found
+
+
+def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> Iterator[str]:
+    """A Markdown table of both, and a sentence that says where they differ by more than 10 %."""
+    yield "| T | batch | ratio | measured | simulated | difference |"
+    yield "|---|---|---|---|---|---|"
+    outside = total = 0
+    for point in measured:
+        found = compare(profile, load.at(point.batch, point.temperature))
+        for name, real, model in (
+            ("ssd / off", point.against_off, found.against_off),
+            ("ssd / sync", point.against_sync, found.against_sync),
+        ):
+            if real is not None:
+                total, outside = total + 1, outside + (abs(model / real - 1) > TOLERANCE)
+                differs = f"{model / real - 1:+.1%}"
+                yield f"| {point.temperature:g} | {point.batch} | {name} | {real:.2f} | {model:.2f} | {differs} |"
+    yield ""
+    yield f"{total - outside} of {total} measured ratios are within 10 %."
