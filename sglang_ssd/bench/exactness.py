@@ -1,6 +1,8 @@
 """``python -m sglang_ssd.bench.exactness``: acceptance and hit rates by temperature and verify rule, as a table.
 
-Everything runs in one process on the torch engine, without clocks: the figures depend on the models only.
+Everything runs in one process on the torch engine, without clocks: the figures depend on the models only. What a rule
+is worth is its tokens in the time of one verify, of which a draft step takes ``--step`` (0.19 with the demo pair on two
+CPU cores, docs/demo-draft.md).
 ``--write FILE`` puts the table between the two marker lines of that file (docs/exactness.md).
 """
 
@@ -57,15 +59,21 @@ def table(target_path: Path, draft_path: Path, prompts: list[list[int]], options
         f"{len(prompts)} prompts of {options.tokens} tokens."
     )
     yield ""
-    yield "| T | rule | acceptance | hit rate | tokens per round |"
-    yield "|---|---|---|---|---|"
+    yield f"| T | rule | acceptance | hit rate | tokens per round | tokens per verify time (a step: {options.step:g}) |"
+    yield "|---|---|---|---|---|---|"
+    best: list[str] = []
     for temperature in options.temperatures:
+        speeds: dict[str, float] = {}
         asks = [Ask(prompt, options.tokens, temperature, seed) for seed, prompt in enumerate(prompts)]
         for name, rule in _rules(options, temperature):
             # A new engine: nothing that one rule left in a tree may help the next.
             tally = play(target, TorchEngine(_with_map(settings, draft_path)), rule, asks)
             logger.info("T=%s %s: %s rounds", temperature, name, tally.rounds)
-            yield _line(temperature, name, tally)
+            speeds[name] = tally.speed(options.step)
+            yield _line(temperature, name, tally, options.step)
+        best.append(_winner(temperature, speeds))
+    yield ""
+    yield f"Most tokens per verify time: {'; '.join(best)}."
 
 
 def write_between_markers(file: Path, lines: Sequence[str]) -> None:
@@ -84,8 +92,15 @@ def _rules(options: argparse.Namespace, temperature: float) -> Iterator[tuple[st
             yield f"rejection, C = {c:g}", Rule(options.num_steps, options.fan_out, "rejection", c)
 
 
-def _line(temperature: float, name: str, tally: Tally) -> str:
-    figures = f"{tally.acceptance:.2f} | {tally.hit_rate:.2f} | {tally.tokens_per_round:.2f}"
+def _winner(temperature: float, speeds: dict[str, float]) -> str:
+    """The fastest rule, and by how much the next is slower."""
+    first, *rest = sorted(speeds, key=lambda name: -speeds[name])
+    behind = f" ({rest[0]}: {100 * (speeds[rest[0]] / speeds[first] - 1):+.0f} %)" if rest else ""
+    return f"T = {temperature:g} {first}{behind}"
+
+
+def _line(temperature: float, name: str, tally: Tally, step: float) -> str:
+    figures = f"{tally.acceptance:.2f} | {tally.hit_rate:.2f} | {tally.tokens_per_round:.2f} | {tally.speed(step):.2f}"
     return f"| {temperature:g} | {name} | {figures} |"
 
 
@@ -122,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=64, help="New tokens per prompt.")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.7, 1.0, 1.3])
     parser.add_argument("--saguaro-c", type=float, nargs="+", default=[1.0, 0.5, 0.2])
+    parser.add_argument("--step", type=float, default=0.19, help="A draft step's share of the time of a verify.")
     parser.add_argument("--write", type=Path, help="File whose table is replaced.")
     return parser
 

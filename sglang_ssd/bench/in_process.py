@@ -82,6 +82,8 @@ class Tally:
     hits: int = 0
     drafted: int = 0
     accepted: int = 0
+    late: int = 0
+    """Drafts made on demand, while the target waited."""
     texts: list[list[int]] = field(default_factory=list)
 
     @property
@@ -98,6 +100,13 @@ class Tally:
     def tokens_per_round(self) -> float:
         """Accepted drafts and the bonus."""
         return 1 + self.accepted / max(1, self.rounds)
+
+    def speed(self, step: float) -> float:
+        """Tokens in the time of one verify, of which a draft step takes ``step``.
+
+        A hit costs one verify; a miss also the draft steps that were waited for.
+        """
+        return (self.rounds + self.accepted) / max(1.0, self.rounds + step * self.late)
 
 
 class Target:
@@ -197,6 +206,7 @@ def _play_one(target: Target, draft: Draft, rule: Rule, request: tuple[int, Ask]
             tokens = unpack_tokens(answer.tokens, target.vocab_size)
             proposed = Proposed(tokens.tolist(), read_q(answer, tokens, target.vocab_size))
             tally.hits += answer.source == "hit"
+            tally.late += len(tokens) if answer.source != "hit" else 0
     return text[len(ask.prompt) :]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from sglang_ssd.bench.exactness import BEGIN, END, main, write_between_markers
-from sglang_ssd.bench.in_process import Ask, Rule, Target, play
+from sglang_ssd.bench.in_process import Ask, Rule, Tally, Target, play
 from sglang_ssd.draft_server.engine import EngineSettings
 from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.sampling.draw import DrawParameters, draw
@@ -90,7 +91,11 @@ def test_the_command_writes_its_table_between_the_markers(
     assert main([*where, *sizes]) == 0
     text = document.read_text()
     assert text.startswith(f"before\n\n{BEGIN}\ntarget and noisy, K = 4")
-    assert text.endswith(f"|\n{END}\n\nafter\n")
+    assert text.endswith(f".\n{END}\n\nafter\n")
+    winners = next(line for line in text.splitlines() if line.startswith("Most tokens"))
+    assert re.fullmatch(
+        r"Most tokens .*: T = 0 coupled; T = 1 (coupled|rejection, C = 0.5) \(.*: [+-]\d+ %\)\.", winners
+    )
     assert "old" not in text
     assert [line.split(" | ")[1] for line in text.splitlines() if line[:3] in ("| 0", "| 1")] == [
         "coupled",
@@ -98,6 +103,16 @@ def test_the_command_writes_its_table_between_the_markers(
         "rejection, C = 0.5",
     ]
     assert "tokens per round" in capsys.readouterr().out
+
+
+def test_a_miss_costs_the_draft_steps_that_were_waited_for(models: Path, target: Target) -> None:
+    tally = Tally(rounds=10, hits=8, accepted=14, late=6)
+    assert tally.speed(0.0) == tally.tokens_per_round == 2.4
+    assert tally.speed(0.5) == 24 / 13
+    perfect = play(target, engine(models / "target"), Rule(4, 12), asks(0.0))
+    other = play(target, engine(models / "other"), Rule(4, 12), asks(0.0))
+    assert perfect.late <= 4 * (perfect.rounds - perfect.hits)
+    assert 3 * (other.rounds - other.hits) < other.late + 6 * len(other.texts)
 
 
 def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
