@@ -145,6 +145,12 @@ def points(records: Iterable[Record]) -> list[Point]:
     return sorted(made, key=lambda p: (p.rate is not None, p.temperature, p.batch, p.data_set, p.rate or 0))
 
 
+def is_sweep(record: Record) -> bool:
+    """Whether the record belongs to a sweep, whose variants are named ``flag=value``."""
+    name: str = record["variant"]
+    return "=" in name and not name.startswith(f"{SYNC} K=")
+
+
 def closed(all_points: Sequence[Point]) -> list[Point]:
     """Those at which all modes were measured in closed batches."""
     return [p for p in all_points if p.rate is None and p.off is not None and p.ssd is not None]

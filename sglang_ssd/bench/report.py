@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ssd.bench import machine
-from sglang_ssd.bench.analysis import Point, by_data_set, closed, points
+from sglang_ssd.bench.analysis import by_data_set, closed, is_sweep, points
 from sglang_ssd.bench.ceiling import Ceiling, ceiling
 from sglang_ssd.bench.goals import goals
 from sglang_ssd.bench.results import Results, ResultsError
@@ -65,9 +65,9 @@ class Page:
         every = [record for each in results for record in each.blocks]
         self.points = points(self.run.blocks)
         self.closed = closed(self.points)
-        self.open = [point for point in self.points if point.rate is not None]
+        self.open = [point for point in points(every) if point.rate is not None]
         self.ceilings = [found for point in self.closed if (found := ceiling(point)) is not None]
-        self.sweeps = sweep_records(every)
+        self.sweeps = points(record for record in every if is_sweep(record))
         self.failed = [event for each in results for event in each.events("failed")]
         self.scaling = next((event for each in results for event in each.events("scaling")), None)
         self.servers = {event["name"]: event for each in results for event in each.events("server")}
@@ -154,7 +154,7 @@ class Page:
         if self.open:
             yield "## Requests at random arrivals\n\n" + open_table(self.open)
         if self.sweeps or self.failed:
-            yield "## Sweeps\n\n" + sweep_table(self.sweeps, self.failed)
+            yield "## Sweeps\n\n" + _SWEEPS + "\n\n" + sweep_table(self.sweeps, self.failed)
             yield _picture(plots, "misses")
         yield self._memory_section()
         if self.closed:
@@ -177,11 +177,6 @@ class Page:
         return "## Memory of the speculation cache\n\n" + memory_table(measured) if measured else ""
 
 
-def sweep_records(records: Iterable[dict[str, Any]]) -> list[Point]:
-    """Points of variants that belong to sweeps."""
-    return points(r for r in records if "=" in r["variant"] and not r["variant"].startswith("sync K="))
-
-
 def waterfall_of(found: Sequence[Ceiling]) -> Ceiling | None:
     """The one to draw: batch 1, T = 0, or else the first."""
     return next((c for c in found if c.point.batch == 1 and c.point.temperature == 0), found[0] if found else None)
@@ -197,6 +192,11 @@ the tokens of one round come as one event. The caches of both sides are emptied 
 _CEILING = """\
 T_sd is a round of `sync` at its best K. The ceiling is that mode with its waiting for drafts taken out; `ssd` is
 measured against it in the same blocks."""
+
+
+_SWEEPS = """\
+The server of mode `ssd` with other settings, one after another on the same prompts (not alternating: rates may drift).
+`planner=full` prepares one outcome only, full acceptance, as AMUSD and PEARL do."""
 
 
 def _picture(plots: dict[str, str], name: str) -> str:

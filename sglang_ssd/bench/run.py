@@ -19,6 +19,7 @@ import psutil
 from transformers import AutoTokenizer
 
 from sglang_ssd.bench import machine, report
+from sglang_ssd.bench.analysis import is_sweep
 from sglang_ssd.bench.bookkeeping import curves, round_trip_ms
 from sglang_ssd.bench.load import Ask, LoadError
 from sglang_ssd.bench.measure import HEARTBEAT_S, Record, measure
@@ -103,10 +104,8 @@ class Run:
         return [variant for variant in variants if (block.cell.key, block.number, variant.name) not in done]
 
     def _out_of_time(self) -> bool:
-        cells = {cell.key for cell in self._plan.cells}
-        used: float = sum(
-            record["wall_s"] + 2 * HEARTBEAT_S for record in self._results.blocks if record["cell"] in cells
-        )
+        main = [record for record in self._results.blocks if not is_sweep(record)]
+        used: float = sum(record["wall_s"] + 2 * HEARTBEAT_S for record in main)
         return used > 60 * self._plan.minutes
 
     def _greet(self, servers: dict[str, Server]) -> None:

@@ -47,13 +47,13 @@ def variants_of(block: Block, plan: Plan, records: Sequence[dict[str, Any]]) -> 
     """Who takes part in ``block``, in its order: each starts first as often as the others.
 
     ``sync`` is tried with every K in the first greedy block of a batch size; afterwards the one that has been fastest
-    there so far stands for it, and in the first block of another temperature also the second.
+    there so far stands for it, in the second greedy block together with the next one.
     """
     best = _best_steps(block.cell, records)
     if not best or (block.number == 0 and block.cell.temperature == 0):
         steps = list(plan.sync_steps)
     else:
-        steps = best[: 2 if block.number == 0 else 1]
+        steps = best[: 2 if block.number == 1 and block.cell.temperature == 0 else 1]
     variants = [OFF_VARIANT, *map(sync_variant, steps), SSD_VARIANT]
     turn = block.number % len(variants)
     return variants[turn:] + variants[:turn]

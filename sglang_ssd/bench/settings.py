@@ -60,7 +60,7 @@ class Plan:
     name: str
     cells: tuple[Cell, ...]
     minutes: float
-    sync_steps: tuple[int, ...] = (1, 2, 3, 4)
+    sync_steps: tuple[int, ...] = (1, 2, 3)
     sweeps: tuple[Sweep, ...] = ()
     sweep_cells: tuple[Cell, ...] = ()
     flags: tuple[str, ...] = ()
@@ -105,11 +105,12 @@ def _short(flag: str) -> str:
     return flag.removeprefix(PREFIX).removeprefix("--speculative-").removeprefix("--")
 
 
-TOKENS = {1: 48, 2: 32, 4: 32, 8: 24, 16: 16, 32: 16}
-"""New tokens of a request by batch size, for two cores: a block then takes 5 to 15 s."""
-_BLOCKS = {1: 10, 2: 5, 4: 5, 8: 5, 16: 4, 32: 4}
-_FAN_OUTS = Sweep(f"{PREFIX}fan-out", ("1", "2", "4", "8", "16", "32"), (f"{PREFIX}wait", "full"))
+TOKENS = {1: 48, 2: 24, 4: 24, 8: 16, 16: 12, 32: 12}
+"""New tokens of a request by batch size, for two cores: a block then takes 5 to 12 s."""
+_FAN_OUTS = Sweep(f"{PREFIX}fan-out", ("1", "3", "9", "27"), (f"{PREFIX}wait", "full"))
+_AS_SHIPPED = Sweep(f"{PREFIX}fan-out", ("8",))
 _ONE_OUTCOME = Sweep(f"{PREFIX}planner", ("full",))
+_NO_FALLBACK = Sweep(f"{PREFIX}fallback", ("none",))
 
 
 def grid(
@@ -124,16 +125,15 @@ def grid(
 
 
 SMOKE = Plan("smoke", grid((1, 2), (0.0,), {1: 2, 2: 2}, 16), 3.0, (1, 2), bookkeeping=False)
-SHORT = Plan("short", grid((1, 4, 16), (0.0, 1.0), {1: 6, 4: 4, 16: 3}), 8.5, (1, 2, 3))
-FULL = Plan(
-    "full",
-    (
-        *grid((1, 2, 4, 8, 16, 32), (0.0, 0.7, 1.0), _BLOCKS),
-        Cell(12, 0.0, 32, 1, rate=0.25),
-        Cell(12, 0.0, 32, 1, rate=0.5),
-    ),
-    19.0,
-    sweeps=(_FAN_OUTS, _ONE_OUTCOME),
-    sweep_cells=(Cell(1, 0.0, 64, 4),),
+SHORT = Plan("short", grid((1, 4, 16), (0.0, 1.0), {1: 6, 4: 4, 16: 3}), 10.0)
+FULL = Plan("full", grid((1, 2, 4, 8, 16, 32), (0.0, 0.7, 1.0), {1: 6, 2: 4, 4: 4, 8: 4, 16: 3, 32: 3}), 22.0)
+SWEEPS = Plan(
+    "sweeps",
+    (),
+    0.0,
+    sweeps=(_FAN_OUTS, _AS_SHIPPED, _ONE_OUTCOME, _NO_FALLBACK),
+    sweep_cells=(Cell(1, 0.0, TOKENS[1], 5),),
+    bookkeeping=False,
 )
-PLANS = {plan.name: plan for plan in (SMOKE, SHORT, FULL)}
+LOAD = Plan("load", tuple(Cell(12, 0.0, 32, 1, rate=rate) for rate in (0.2, 0.5)), 6.0, (1, 2), bookkeeping=False)
+PLANS = {plan.name: plan for plan in (SMOKE, SHORT, FULL, SWEEPS, LOAD)}

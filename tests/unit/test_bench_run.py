@@ -77,15 +77,16 @@ def test_sync_is_tried_at_every_k_and_goes_on_with_its_best() -> None:
     assert [v.name for v in variants_of(first, PLAN, [])] == ["off", "sync K=1", "sync K=2", "sync K=3", "ssd"]
     records = [record(PLAN.cells[0], 0, name, s) for name, s in
                (("off", 4), ("sync K=1", 3), ("sync K=2", 2), ("sync K=3", 5), ("ssd", 1))]  # fmt: skip
-    assert {v.name for v in variants_of(Block(PLAN.cells[0], 1), PLAN, records)} == {"off", "sync K=2", "ssd"}
-    hotter = variants_of(Block(PLAN.cells[2], 0), PLAN, records)
-    assert {v.name for v in hotter} == {"off", "sync K=2", "sync K=1", "ssd"}
+    second = variants_of(Block(PLAN.cells[0], 1), PLAN, records)
+    assert {v.name for v in second} == {"off", "sync K=2", "sync K=1", "ssd"}
+    for cell, number in ((PLAN.cells[0], 2), (PLAN.cells[2], 0)):
+        assert {v.name for v in variants_of(Block(cell, number), PLAN, records)} == {"off", "sync K=2", "ssd"}
     assert len(variants_of(Block(PLAN.cells[1], 0), PLAN, records)) == 5  # another batch size has its own best
 
 
 def test_every_variant_goes_first_as_often_as_the_others() -> None:
     records = [record(PLAN.cells[0], 0, name, 1) for name in ("off", "sync K=1", "ssd")]
-    firsts = Counter(variants_of(Block(PLAN.cells[0], number), PLAN, records)[0].name for number in range(1, 7))
+    firsts = Counter(variants_of(Block(PLAN.cells[0], number), PLAN, records)[0].name for number in range(2, 8))
     assert set(firsts.values()) == {2}
 
 
@@ -202,7 +203,7 @@ def test_sweeps_name_flags() -> None:
 
 
 def test_plans_fit_their_budgets_by_construction() -> None:
-    assert FULL.minutes <= 20
+    assert FULL.minutes <= 22
     assert SHORT.minutes <= 10
     assert {cell.batch for cell in FULL.cells if cell.rate is None} == {1, 2, 4, 8, 16, 32}
     assert {cell.temperature for cell in FULL.cells} == {0.0, 0.7, 1.0}
