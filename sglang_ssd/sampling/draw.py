@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_ssd.sampling.filters import Filters, filter_mask
@@ -63,5 +65,23 @@ def sample(log_weights: Tensor, seeds: Tensor, positions: Tensor, noise: NoiseTa
 
     The score is the float64 noise plus the float32 log; the lowest id wins a tie.
     """
+    if log_weights.device.type == "cpu":
+        possible = (log_weights > -torch.inf).numpy()
+        if 4 * np.count_nonzero(possible) < possible.size:
+            return _sample_of_few(log_weights, np.nonzero(possible), (seeds, positions), noise)
     bits = noise.bits(seeds, positions, log_weights.shape[-1])
     return gumbel(bits).add_(log_weights).argmax(-1)
+
+
+def _sample_of_few(
+    log_weights: Tensor, where: tuple[NDArray[np.intp], ...], key: tuple[Tensor, Tensor], noise: NoiseTable
+) -> Tensor:
+    """The same draw, but noise for the tokens (rows and ids, both ascending) that have a weight only."""
+    rows, ids = map(torch.from_numpy, where)
+    seeds, positions = key
+    scores = gumbel(noise.bits_at(seeds[rows], positions[rows], ids)).add_(log_weights[rows, ids])
+    best = scores.new_full((len(log_weights),), -torch.inf).scatter_reduce_(0, rows, scores, "amax")
+    winners = (scores == best[rows]).nonzero().squeeze(-1)
+    draws = torch.full((len(log_weights),), log_weights.shape[-1])
+    draws.scatter_reduce_(0, rows[winners], ids[winners], "amin")
+    return torch.where(best > -torch.inf, draws, 0)  # where nothing is possible, what argmax says

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 TOP_K_ALL = 1 << 30
 """SGLang's ``TOP_K_ALL``: a top-k that keeps the whole vocabulary."""
+
+_SHORTLIST = 1024
+"""The largest probabilities, among which most cuts are."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,14 @@ def filter_mask(p: Tensor, filters: Filters) -> Tensor:
         filters: of the F rows.
 
     """
-    ranked = _descending(p)
-    count = kept_ranks(ranked, filters).sum(-1, keepdim=True)
+    ranked, kept = _cut(p, filters)
+    count = kept.sum(-1, keepdim=True)
     least = ranked.gather(-1, count - 1)
-    room = count - (ranked > least).sum(-1, keepdim=True)
-    mask, equal = p >= least, p == least
+    mask = p >= least
     # On a CPU a look is cheaper than counting along the vocabulary; a GPU would have to stop for it.
-    if p.device.type != "cpu" or bool((equal.sum(-1, keepdim=True) > room).any()):
+    if p.device.type != "cpu" or bool((mask.sum(-1, keepdim=True) > count).any()):
+        room = count - (ranked > least).sum(-1, keepdim=True)
+        equal = p == least
         mask &= ~equal | (equal.cumsum(-1) <= room)
     return mask
 
@@ -63,8 +68,24 @@ def kept_ranks(ranked: Tensor, filters: Filters) -> Tensor:
     return kept
 
 
-def _descending(p: Tensor) -> Tensor:
-    """Every row sorted. NumPy's sort uses vector instructions: for 5 x 49,152 it is 20 times as fast as torch's."""
-    if p.device.type == "cpu":
-        return torch.from_numpy(np.sort(p.numpy(), axis=-1)).flip(-1)
-    return p.sort(dim=-1, descending=True).values
+def _cut(p: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """Probabilities in descending order and which of these ranks stay, both [F, n]: as many as it takes to see the cut.
+
+    NumPy's sort uses vector instructions: for 5 x 49,152 it is 20 times as fast as torch's, and finding the largest
+    1,024 first is three times as fast again.
+    """
+    if p.device.type != "cpu":
+        ranked = p.sort(dim=-1, descending=True).values
+        return ranked, kept_ranks(ranked, filters)
+    if p.shape[-1] > _SHORTLIST:
+        ranked = _descending(np.partition(p.numpy(), -_SHORTLIST, axis=-1)[:, -_SHORTLIST:])
+        kept = kept_ranks(ranked, filters)
+        if not bool(kept[:, -1].any()):
+            return ranked, kept
+    ranked = _descending(p.numpy())
+    return ranked, kept_ranks(ranked, filters)
+
+
+def _descending(values: NDArray[np.float32]) -> Tensor:
+    """Every row sorted."""
+    return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)

@@ -100,3 +100,7 @@ class NoiseTable:
         if width > len(self.prepared):
             raise ValueError(f"logits of {width} tokens, noise of {len(self.prepared)}: this is a bug")
         return noise_bits(seeds, positions, self.prepared[:width])
+
+    def bits_at(self, seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+        """:func:`noise_bits` of n triples (seed, position, token id), int32 [n]."""
+        return noise_bits(seeds, positions, self.prepared[ids][:, None]).squeeze(-1)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_ssd.sampling.accept import accepted_lengths
-from sglang_ssd.sampling.draw import DrawParameters, draw
+from sglang_ssd.sampling.draw import DrawParameters, draw, sample
 from sglang_ssd.sampling.filters import TOP_K_ALL, Filters, filter_mask
-from sglang_ssd.sampling.noise import NoiseTable
+from sglang_ssd.sampling.noise import NoiseTable, gumbel
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
 from sglang_ssd.sampling.seeds import derive_seed
 from tests.unit.reference_draw import reference_mask, reference_scores
@@ -112,6 +113,26 @@ def test_draws_over_a_large_vocabulary_are_those_of_the_simple_form() -> None:
         key = (torch.tensor(seeds), torch.tensor(positions))
         expected = reference_scores(logits, torch.full((8,), 0.9), cut, key).argmax(-1)
         assert torch.equal(draw(logits, parameters(seeds, positions, 0.9, cut), NOISE), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_for_the_possible_tokens_only_gives_the_same_draw(dtype: torch.dtype) -> None:
+    """Few tokens with a weight, one, none, and all in one batch."""
+    generator = torch.Generator().manual_seed(3)
+    log_weights = torch.randn(400, 300, generator=generator, dtype=dtype)
+    log_weights[torch.rand(400, 300, generator=generator) < 0.9] = -torch.inf
+    log_weights[5, 1:], log_weights[6], log_weights[7] = -torch.inf, -torch.inf, 0.0
+    seeds, positions = torch.arange(400) - 200, torch.arange(400) % 7
+    dense = gumbel(NOISE.bits(seeds, positions, 300)) + log_weights
+    assert torch.equal(sample(log_weights, seeds, positions, NOISE), dense.argmax(-1))
+    assert int(sample(torch.full((1, 300), -torch.inf), seeds[:1], positions[:1], NOISE)) == 0
+
+
+def test_the_lowest_id_wins_a_tie_among_few_possible_tokens() -> None:
+    log_weights = torch.full((1, 300), -torch.inf)
+    log_weights[0, [250, 3, 7]] = 0.0
+    same_noise = NoiseTable(torch.zeros(300, dtype=torch.int32))
+    assert int(sample(log_weights, torch.tensor([1]), torch.tensor([2]), same_noise)) == 3
 
 
 def test_greedy_rows_are_argmax_in_a_mixed_batch() -> None:
