@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -116,20 +118,18 @@ class Cores:
     """Processor time from now on: by role, and of everything else on the machine."""
 
     def __init__(self, server: Server) -> None:
-        ours = psutil.Process(os.getpid())
-        self._processes = {**server.processes(), "load generator": [ours]}
-        self._before = self._read()
+        roles = {**server.processes(), "load generator": [psutil.Process(os.getpid())]}
+        self._before = [(role, process, _process_s(process)) for role in roles for process in roles[role]]
         self._machine = _machine_s()
 
     def used(self, seconds: float) -> dict[str, float]:
         """Cores used on average over ``seconds``, by role; ``others`` is what ran beside this benchmark."""
-        after, machine = self._read(), _machine_s() - self._machine
-        spent = {role: after[role] - self._before[role] for role in after}
-        spent["others"] = max(0.0, machine - sum(spent.values()))
+        spent: dict[str, float] = defaultdict(float)
+        for role, process, before in self._before:
+            with suppress(psutil.NoSuchProcess):  # a draft server that died is started again under another number
+                spent[role] += _process_s(process) - before
+        spent["others"] = max(0.0, _machine_s() - self._machine - sum(spent.values()))
         return {role: round(value / seconds, 3) for role, value in spent.items()}
-
-    def _read(self) -> dict[str, float]:
-        return {role: sum(map(_process_s, processes)) for role, processes in self._processes.items()}
 
 
 def _process_s(process: psutil.Process) -> float:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+import requests
 from transformers import AutoTokenizer
 
 from sglang_ssd.bench import machine, report
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ResultsError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except (ServerError, LoadError) as error:
+    except (ServerError, LoadError, requests.RequestException) as error:
         logger.error("%s", error)  # noqa: TRY400 - the sentence says all
         return 1
     except KeyboardInterrupt:

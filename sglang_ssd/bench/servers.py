@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import requests
 
-from sglang_ssd.processes import Port
+from sglang_ssd.processes import Port, die_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +123,8 @@ def running(wanted: dict[str, tuple[str, ...]], logs: Path) -> Iterator[dict[str
         yield servers
     finally:
         for server in servers.values():
+            server.child.terminate()
+        for server in servers.values():
             server.stop()
         signal.signal(signal.SIGTERM, before)
 
@@ -134,7 +136,12 @@ def _start(name: str, flags: tuple[str, ...], first_port: int, logs: Path) -> Se
     command = [sys.executable, "-m", "sglang_ssd.launch_server", "--port", str(port.number), *flags]
     with log.open("wb") as output:
         child = subprocess.Popen(  # noqa: S603 - the command is ours
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us; we end the server
+            preexec_fn=die_with_parent,
         )
     return Server(name, flags, port.number, log, child)
 
