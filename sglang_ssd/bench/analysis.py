@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_ssd.bench.intervals import Ratio, paired_ratio, percentiles
-from sglang_ssd.bench.settings import OFF, SSD, SYNC
+from sglang_ssd.bench.settings import OFF, SSD, STANDALONE, SYNC
 
 Record = dict[str, Any]
 Rate = Callable[[Record], float]
@@ -104,9 +104,14 @@ class Point:
         return self.variants.get(OFF)
 
     @property
+    def standalone(self) -> Samples | None:
+        """SGLang's own speculative decoding, where it took part."""
+        return self.variants.get(STANDALONE)
+
+    @property
     def best_other(self) -> Samples | None:
-        """The better of ``off`` and ``sync`` at its best K, chosen afterwards, which favours them."""
-        others = [samples for samples in (self.off, self.sync) if samples is not None]
+        """The best of ``off``, ``sync`` at its best K and SGLang's own, chosen afterwards, which favours them."""
+        others = [samples for samples in (self.off, self.sync, self.standalone) if samples is not None]
         ranked = sorted(others, key=lambda samples: -self._against_off(samples))
         return ranked[0] if ranked else None
 

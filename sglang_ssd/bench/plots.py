@@ -115,7 +115,7 @@ def _waterfall(page: Page, figure: Figure) -> None:
         panel.annotate(f"{value:+.1f}", (index, max(start, level)), ha="center", va="bottom")
     sync = found.sync.round_ms / found.sync.tokens
     panel.axhline(sync, color=_COLOURS["sync"], linestyle="--", label=f"sync, {sync:.1f}")
-    panel.set_xticks(range(len(steps)), [name.replace(" ", "\n", 1) for name, _ in steps])
+    panel.set_xticks(range(len(steps)), [name.replace(" ", "\n") for name, _ in steps])
     panel.set_ylabel("ms a token")
     panel.set_title(f"batch {found.point.batch}, T = {found.point.temperature:g}")
     panel.legend()
@@ -130,6 +130,9 @@ def _misses(page: Page, figure: Figure) -> None:
     if law is not None:
         ends = [found[0][0], found[-1][0]]
         panel.loglog(ends, [law[0] * x ** -law[1] for x in ends], color="black", label=f"{law[0]:.2f} F^-{law[1]:.2f}")
+    panel.minorticks_off()
+    panel.set_xticks([x for x, _ in found], [f"{x:g}" for x, _ in found])
+    panel.set_yticks([y for _, y in found], [f"{y:.2f}" for _, y in found])
     panel.set_xlabel("fan-out F, branches a round")
     panel.set_ylabel("rounds that were no hits")
     panel.legend()
@@ -143,13 +146,15 @@ def _scaling(page: Page, figure: Figure) -> None:
         x, y = [point[0] for point in curve], [point[1] for point in curve]
         panel.loglog(x, y, "o-", color=_COLOURS["ssd"], label="measured")
         panel.loglog(x, [y[-1] * at / x[-1] for at in x], ":", color="black", label="linear")
-        panel.set_xlabel(name)
+        panel.set_xlabel(name.partition(" (")[0])
+        panel.minorticks_off()
     panels[0].set_ylabel("ms of a round")
     panels[0].legend()
 
 
 def _batch_axis(panel: Axes, batches: list[int], title: str) -> None:
     panel.set_xscale("log", base=2)
+    panel.minorticks_off()  # each is a line of the file
     panel.set_xticks(sorted(set(batches)), [str(batch) for batch in sorted(set(batches))])
     panel.set_xlabel("batch size")
     panel.set_title(title)

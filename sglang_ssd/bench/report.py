@@ -143,7 +143,7 @@ class Page:
         yield "## Goals\n\n" + goal_table(goals(self.closed))
         if self.closed:
             yield "## Tokens per second\n\n" + throughput_table(self.closed, self._devices())
-            yield _picture(plots, "ratios") + "\n\n" + _picture(plots, "pareto")
+            yield (_picture(plots, "ratios") + "\n\n" + _picture(plots, "pareto")).strip()
             yield "## Latency\n\n" + latency_table(self.closed)
             yield "## Rounds\n\n" + rounds_table(self.closed)
         if self.ceilings:

@@ -28,7 +28,7 @@ from sglang_ssd.bench.prompts import MIXED, NAMES, Prompts, load_prompts
 from sglang_ssd.bench.results import Results, ResultsError
 from sglang_ssd.bench.schedule import Block, Variant, blocks_in_turn, variants_of
 from sglang_ssd.bench.servers import Server, ServerError, running
-from sglang_ssd.bench.settings import OFF, PLANS, SSD, SYNC, Cell, Plan, grid, parse_sweep
+from sglang_ssd.bench.settings import PLANS, SSD, Cell, Plan, grid, parse_sweep
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Run:
         self._results.add({"event": "complete"})
 
     def _main_part(self, todo: list[Block]) -> None:
-        wanted = {mode: self._plan.server_flags(mode) for mode in (OFF, SYNC, SSD)}
+        wanted = {mode: self._plan.server_flags(mode) for mode in self._plan.modes}
         _check_memory(len(wanted))
         with running(wanted, self._logs) as servers:
             self._greet(servers)
@@ -177,6 +177,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         sync_steps=tuple(options.sync_steps or plan.sync_steps),
         flags=tuple(shlex.split(options.flags)),
         ssd_flags=tuple(shlex.split(options.ssd_flags)),
+        standalone=tuple(shlex.split(options.standalone)),
     )
 
 
@@ -229,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--flags", default="", help="for every server, as one string")
     parser.add_argument("--ssd-flags", default="", help="for the server of mode ssd alone")
+    parser.add_argument("--standalone", default="", help="SGLang's flags of a STANDALONE server to compare with (GPUs)")
     parser.add_argument("--write", type=Path, help="then write the report to this page, with its plots")
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs (default: they are not kept)")
     return parser

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from sglang_ssd.bench.settings import OFF, SSD, SYNC, Cell, Plan
+from sglang_ssd.bench.settings import OFF, SSD, STANDALONE, SYNC, Cell, Plan
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def variants_of(block: Block, plan: Plan, records: Sequence[dict[str, Any]]) -> 
     else:
         steps = best[: 2 if block.number == 1 and block.cell.temperature == 0 else 1]
     variants = [OFF_VARIANT, *map(sync_variant, steps), SSD_VARIANT]
+    if plan.standalone:
+        variants.append(Variant(STANDALONE, STANDALONE))
     turn = block.number % len(variants)
     return variants[turn:] + variants[:turn]
 

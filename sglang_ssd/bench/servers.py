@@ -18,12 +18,13 @@ from typing import Any
 import psutil
 import requests
 
+from sglang_ssd.bench.settings import STANDALONE
 from sglang_ssd.processes import Port, die_with_parent
 
 logger = logging.getLogger(__name__)
 
 _FIRST_PORT = 31600
-_START_S, _STOP_S = 300.0, 20.0
+_START_S, _STOP_S = 600.0, 20.0
 _ROLES = {"scheduler": "scheduler", "detoken": "detokenizer", "draft": "draft server"}
 """What SGLang and we write into a process's title, and what the report calls it; the launcher is ``HTTP``."""
 
@@ -48,8 +49,8 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def status(self) -> dict[str, Any]:
-        """``/ssd/status``."""
-        return self._get("/ssd/status")
+        """``/ssd/status``; SGLang's own STANDALONE has none."""
+        return {"mode": STANDALONE, "draft_state": "none"} if self.name == STANDALONE else self._get("/ssd/status")
 
     def info(self) -> dict[str, Any]:
         """SGLang's ``/server_info``."""
@@ -133,7 +134,8 @@ def _start(name: str, flags: tuple[str, ...], first_port: int, logs: Path) -> Se
     port = Port.reserve_from("127.0.0.1", first_port)
     port.release()  # the launcher reserves it itself
     log = logs / f"{name.replace('/', '_').replace(' ', '_')}.log"
-    command = [sys.executable, "-m", "sglang_ssd.launch_server", "--port", str(port.number), *flags]
+    module = "sglang.launch_server" if name == STANDALONE else "sglang_ssd.launch_server"
+    command = [sys.executable, "-m", module, "--port", str(port.number), *flags]
     with log.open("wb") as output:
         child = subprocess.Popen(  # noqa: S603 - the command is ours
             command,

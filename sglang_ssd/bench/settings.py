@@ -9,7 +9,7 @@ from typing import Any
 from sglang_ssd.bench.prompts import MIXED
 from sglang_ssd.config import PREFIX
 
-OFF, SYNC, SSD = "off", "sync", "ssd"
+OFF, SYNC, SSD, STANDALONE = "off", "sync", "ssd", "standalone"
 MAX_TOTAL_TOKENS = 16384
 BASE_FLAGS = ("--host", "127.0.0.1", "--max-total-tokens", str(MAX_TOTAL_TOKENS), "--log-level", "warning")
 
@@ -66,13 +66,22 @@ class Plan:
     flags: tuple[str, ...] = ()
     """For every server."""
     ssd_flags: tuple[str, ...] = ()
+    standalone: tuple[str, ...] = ()
+    """SGLang's own flags for a server with its co-located draft (GPUs only); none: it does not take part."""
     bookkeeping: bool = True
     """Whether to measure our own work in a round too (half a minute)."""
 
     def server_flags(self, mode: str) -> tuple[str, ...]:
         """The command line of the server of ``mode``, behind the launcher's name."""
+        if mode == STANDALONE:
+            return (*BASE_FLAGS, *self.flags, *self.standalone)
         own = {OFF: (), SYNC: ("--speculative-num-steps", str(max(self.sync_steps))), SSD: self.ssd_flags}
         return (*BASE_FLAGS, *self.flags, f"{PREFIX}mode", mode, *own[mode])
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The servers that are compared."""
+        return (OFF, SYNC, SSD, STANDALONE) if self.standalone else (OFF, SYNC, SSD)
 
     def replace(self, **changes: Any) -> Plan:  # noqa: ANN401
         """A copy with ``changes``."""

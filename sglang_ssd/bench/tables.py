@@ -41,7 +41,7 @@ def throughput_table(points: Sequence[Point], devices: Mapping[str, int]) -> str
 
 def _throughput(point: Point, target: int, both: int) -> list[object]:
     modes = [(point.off, target), (point.sync, both), (point.ssd, both)]
-    rates = [f"{samples.decode_rate:.1f}" if samples else None for samples, _ in modes]
+    rates = _rates(*(samples for samples, _ in modes))
     if point.sync is not None:
         rates[1] = f"{rates[1]} ({point.sync.name.removeprefix('sync ')})"
     per_device = [f"{samples.decode_rate / max(1, count):.1f}" if samples else None for samples, count in modes]
@@ -130,7 +130,7 @@ def data_set_table(by_set: Mapping[str, Point]) -> str:
     """One row for each data set."""
     head = ("data set", "blocks", "off", "sync", "ssd", "ssd / off", "ssd / sync", "hit rate")
     rows = (
-        (name, len(point.ssd.records), *(f"{samples.decode_rate:.1f}" for samples in _modes(point)),
+        (name, len(point.ssd.records), *_rates(point.off, point.sync, point.ssd),
          point.against(point.off), point.against(point.sync), _two(point.ssd.hit_rate()))
         for name, point in by_set.items()
         if point.ssd is not None
@@ -238,7 +238,12 @@ def scaling_table(event: Mapping[str, Any]) -> str:
 
 
 def _modes(point: Point) -> list[Samples]:
-    return [samples for samples in (point.off, point.sync, point.ssd) if samples is not None]
+    every = (point.off, point.sync, point.standalone, point.ssd)
+    return [samples for samples in every if samples is not None]
+
+
+def _rates(*variants: Samples | None) -> list[str | None]:
+    return [f"{samples.decode_rate:.1f}" if samples else None for samples in variants]
 
 
 def _three(values: tuple[float, float, float] | None) -> str | None:

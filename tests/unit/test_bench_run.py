@@ -84,6 +84,21 @@ def test_sync_is_tried_at_every_k_and_goes_on_with_its_best() -> None:
     assert len(variants_of(Block(PLAN.cells[1], 0), PLAN, records)) == 5  # another batch size has its own best
 
 
+def test_sglangs_own_speculation_takes_part_where_its_flags_are_given() -> None:
+    plan = PLAN.replace(standalone=("--speculative-algorithm", "STANDALONE"))
+    assert variants_of(Block(PLAN.cells[0], 0), plan, [])[-1].server == "standalone"
+    assert plan.server_flags("standalone")[-2:] == ("--speculative-algorithm", "STANDALONE")
+    assert not any("ssd" in flag for flag in plan.server_flags("standalone"))
+    records = a_run()
+    records += [
+        each | {"variant": "standalone", "decode": {"s": 0.1, "tokens": 20}}
+        for each in records
+        if each["variant"] == "off"
+    ]
+    (point, *_) = closed(points(records))
+    assert point.best_other is point.standalone
+
+
 def test_every_variant_goes_first_as_often_as_the_others() -> None:
     records = [record(PLAN.cells[0], 0, name, 1) for name in ("off", "sync K=1", "ssd")]
     firsts = Counter(variants_of(Block(PLAN.cells[0], number), PLAN, records)[0].name for number in range(2, 8))
