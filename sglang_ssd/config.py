@@ -42,9 +42,22 @@ class SSDConfig:
         choices=("auto", "full"),
     )
     fallback: str = _option(
-        "jit",
-        "What answers an outcome that was not prepared. jit: draft it now. none: a round without drafts.",
-        choices=("jit", "none"),
+        "auto",
+        "What answers an outcome that was not prepared. auto: what gives most tokens per second for so many missed "
+        "rows. jit: draft it now. ngram: what the text said last time after the same tokens. none: no drafts.",
+        choices=("auto", "jit", "ngram", "none"),
+    )
+    lookahead: str = _option(
+        "auto",
+        "auto: verify as many draft tokens, at most --speculative-num-steps, as give most tokens per second at the "
+        "present batch size (none, if that is faster). fixed: always --speculative-num-steps.",
+        choices=("auto", "fixed"),
+    )
+    planner: str = _option(
+        "confidence",
+        "Which outcomes are prepared. confidence: by the draft's own probabilities. measured: by counts. geometric: by "
+        "the paper's theorem. Baselines: uniform, and full (full acceptance only).",
+        choices=("confidence", "measured", "geometric", "uniform", "full"),
     )
     verify: str = _option(
         "coupled",

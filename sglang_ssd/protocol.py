@@ -68,6 +68,7 @@ class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
     target: str
     support: int = 64
     saguaro_c: float = 1.0
+    planner: str = "confidence"
 
 
 class Welcome(msgspec.Struct, array_like=True, tag="welcome", frozen=True):
@@ -116,8 +117,11 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Outcomes(msgspec.Struct, array_like=True, tag="outcomes", frozen=True):
-    """T->D: how a forward ended. ``fallback[i]`` answers a round with ``i + 1`` missed rows (the last entry
-    also answers more): ``jit`` or ``none``. ``verify_us`` is the target's forward in microseconds, 0 if unknown.
+    """T->D: how a forward ended, and what the next round is to be.
+
+    ``fallback[i]`` answers a round with ``i + 1`` missed rows (the last entry also answers more): ``jit``, ``ngram`` or
+    ``none``; ``jit_steps[i]`` is how many tokens it may draft then, all that are of use where there is no entry.
+    ``num_steps`` is K of the next round. ``verify_us`` is the target's next forward in microseconds, 0 if unknown.
     """
 
     boot: int
@@ -125,6 +129,8 @@ class Outcomes(msgspec.Struct, array_like=True, tag="outcomes", frozen=True):
     verify_us: int
     fallback: tuple[str, ...]
     rows: tuple[Outcome, ...]
+    jit_steps: tuple[int, ...] = ()
+    num_steps: int = 1 << 30
 
 
 class LegalRow(msgspec.Struct, array_like=True, frozen=True):
@@ -151,7 +157,7 @@ class Legal(msgspec.Struct, array_like=True, tag="legal", frozen=True):
 
 
 class Speculation(msgspec.Struct, array_like=True, frozen=True):
-    """One request's answer. ``source`` is ``hit``, ``partial``, ``jit`` or ``none`` (then ``tokens`` is empty).
+    """One request's answer. ``source`` is ``hit``, ``partial``, ``jit``, ``ngram`` or ``none`` (no ``tokens``).
 
     Of tokens that were sampled, q comes with them: M ids (int32) and M probabilities (float32) for each, a 0 where q
     has fewer. Both are empty where the tokens are a deterministic proposal.
@@ -170,13 +176,15 @@ class Build(msgspec.Struct, array_like=True, frozen=True):
     """Running totals of one draft server for one target, so that any window can be computed.
 
     ``rows`` are tokens run for branches and drafts, ``path_rows`` those run because the text or the chain served had no
-    KV there yet: together all that ``forwards`` decoded. Prefill chunks are not in it.
+    KV there yet: together all that ``forwards`` decoded. Prefill chunks are not in it. ``steps`` are (rows,
+    microseconds) of a draft step, for every size of step that was seen.
     """
 
     forwards: int = 0
     rows: int = 0
     path_rows: int = 0
     forward_us: int = 0
+    steps: tuple[tuple[int, int], ...] = ()
 
 
 class Speculations(msgspec.Struct, array_like=True, tag="speculations", frozen=True):

@@ -30,7 +30,7 @@ from sglang_ssd.protocol import (
     ToTarget,
     pack_tokens,
 )
-from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient
+from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, RoundPlan
 
 NUM_STEPS = 4
 ROWS = (8, 16, 32, 64, 128, 256, 512)
@@ -172,7 +172,7 @@ def round_trip_ms(rounds: int = 40) -> float:
         server = DraftServer(engine, door, Offer(_BOOT, "draft", "", 1))
         thread = threading.Thread(target=server.run)
         thread.start()
-        client = DraftClient(endpoint, hello(8), ("jit",))
+        client = DraftClient(endpoint, hello(8))
         try:
             return median(_trips(client, rounds))
         finally:
@@ -186,13 +186,13 @@ def _trips(client: DraftClient, rounds: int) -> list[float]:
     _wait_for(lambda: client.welcome is not None)
     text = text_of(1, 100)
     client.open(1, 1, np.array(text, dtype=np.int32), Sampling())
-    trips = []
+    trips, plan = [], RoundPlan(NUM_STEPS, ())
     for number in range(1, rounds + 2):
         tokens = next_tokens(text) if number > 1 else [7]
         row = CommittedRow(1, 1, len(text), NUM_STEPS if number > 1 else 0, _REMAINING)
         text += tokens
         started = time.perf_counter()
-        client.commit(CommittedRound(number, (row,), lambda tokens=tokens: [tokens], 0))  # type: ignore[misc]
+        client.commit(CommittedRound(number, (row,), lambda tokens=tokens: [tokens], 0, plan))  # type: ignore[misc]
         found, _ = client.collect({1: len(text)}, 1.0)
         trips.append(1e3 * (time.perf_counter() - started))
         if number > 1 and found[1].source != "hit":

@@ -7,11 +7,12 @@ start theirs one depth later. Branch (k, c) consumes c first and needs as many f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.forward import Forward
 from sglang_ssd.draft_server.legal import is_illegal, position_of, ranked, spread
+from sglang_ssd.draft_server.planning import Planning, depth_of
 from sglang_ssd.draft_server.session import Branch, Growth, Session, branch_row, row_of
 from sglang_ssd.draft_server.tree import Node
 from sglang_ssd.policy.clock import StepClock
@@ -20,9 +21,10 @@ from sglang_ssd.policy.clock import StepClock
 class Drafter:
     """One step at a time, so that the server can look at its socket in between."""
 
-    def __init__(self, cache: SpeculationCache) -> None:
+    def __init__(self, cache: SpeculationCache, now: Callable[[], float]) -> None:
         self._cache = cache
         self.clock = StepClock()
+        self._planning = Planning(self.clock, now)
         self.shed = 0
         """Branches given up because slots were short."""
         self.illegal = 0
@@ -42,10 +44,19 @@ class Drafter:
             if complete and guesses is not None and guesses.best < session.target.vocab_size:
                 session.chain.append(guesses.best)
 
-    def grow(self, sessions: Iterable[Session], budget: int) -> bool:
-        """One depth of every unfinished tree; False when all are complete."""
+    def plan(self, sessions: Iterable[Session], budget: int) -> None:
+        """Plan the trees of those that have none; ``budget`` is the most branches of a session."""
+        unplanned = [session for session in sessions if session.growth is None]
+        if unplanned:
+            self._planning.plan(unplanned, budget)
+        for session in unplanned:
+            if session.legal and session.growth is not None:
+                self._allot(session, session.growth)
+
+    def grow(self, sessions: Iterable[Session]) -> bool:
+        """One depth of every unfinished tree of planned sessions; False when all are complete."""
         forward = self._cache.forward()
-        growths = [(session, session.growth or self._plan(session, budget)) for session in sessions]
+        growths = [(session, session.growth) for session in sessions if session.growth is not None]
         unfinished = [(session, growth) for session, growth in growths if not growth.complete]
         for session, growth in unfinished:
             if growth.waiting and self._trunk(forward, session, session.length - 1, drafting=False):
@@ -55,17 +66,27 @@ class Drafter:
         self._retire(finished)
         return bool(unfinished)
 
-    def grow_leaves(self, session: Session) -> bool:
-        """Plan to run the branches' last tokens too, so that the next tail is free; False when that is done."""
+    def deepen(self, session: Session) -> bool:
+        """Plan to run the last tokens of finished branches too: one draft token more, or the next tail for free.
+
+        False when the whole tree is as deep as it may be.
+        """
         growth = session.growth
         if growth is None or growth.leaves or not growth.complete:
             return False
-        growth.leaves = True
+        growth.deepened, growth.leaves = True, growth.depth >= session.lookahead
+        growth.depth += not growth.leaves
         growth.live = [branch for branch in growth.done if branch.row is not None]
         growth.done = [branch for branch in growth.done if branch.row is None]
         for branch in growth.live:
             branch.todo = 1
         return bool(growth.live)
+
+    def step_s(self, sessions: Iterable[Session]) -> float:
+        """What the next depth of these sessions' trees should take."""
+        growths = [session.growth for session in sessions if session.growth is not None]
+        rows = sum(len(growth.live or growth.done) for growth in growths)
+        return self.clock.estimate(max(1, rows)) / 1e6
 
     def shed_branch(self) -> bool:
         """Give up one branch of the session that has most: text goes before guesses."""
@@ -87,25 +108,15 @@ class Drafter:
         self.illegal += len(illegal)
         growth.live = [branch for branch in growth.live if branch not in illegal]
         growth.done = [branch for branch in growth.done if branch not in illegal]
-        self._allot(session, growth, growth.fan_out)
+        self._allot(session, growth)
 
-    def _plan(self, session: Session, budget: int) -> Growth:
-        """Choose fan-outs; a position from which nothing can be drafted is left out."""
-        fan_out = session.target.planner.plan(min(budget, session.target.fan_out), len(session.chain))
-        session.growth = Growth([], set())
-        self._allot(session, session.growth, fan_out)
-        return session.growth
-
-    def _allot(self, session: Session, growth: Growth, fan_out: list[int]) -> None:
-        """Start from ``fan_out``, but leave no rows where a grammar has no use for them."""
+    def _allot(self, session: Session, growth: Growth) -> None:
+        """Leave no rows where a grammar has no use for them."""
         room = {k: len(self._candidates(session, k, [])) for k in session.legal}
-        growth.fan_out = spread(fan_out, room)
-        growth.waiting = {k for k, count in enumerate(growth.fan_out) if count and self._depth(session, k) > 0}
-
-    @staticmethod
-    def _depth(session: Session, k: int) -> int:
-        """Draft tokens that are of use after k accepted drafts and a bonus token."""
-        return min(session.num_steps, session.remaining - k - 2)
+        growth.fan_out = spread(growth.fan_out, room)
+        growth.waiting = {
+            k for k, count in enumerate(growth.fan_out) if count and depth_of(session, k, growth.depth) > 0
+        }
 
     def _trunk(self, forward: Forward, session: Session, guesses_from: int, *, drafting: bool) -> bool:
         """Run what has no KV of text and chain, and see to guesses from position ``guesses_from`` on; False: starved.
@@ -156,7 +167,7 @@ class Drafter:
             if row is None:
                 return
             self._cache.table.fork(row_of(session), session.length + k, row)
-            growth.live.append(Branch(session, start, token, self._depth(session, k), row))
+            growth.live.append(Branch(session, start, token, depth_of(session, k, growth.depth), row))
 
     def _candidates(self, session: Session, k: int, ids: list[int]) -> list[int]:
         """Bonus tokens after exactly k accepted: never the chain's next token, which would have been accepted."""
@@ -212,8 +223,8 @@ class Drafter:
                 branch.row = None
 
     def _shed_last(self, growth: Growth, asking: Branch) -> bool:
-        """Give up the session's last branch, unless that is the one that asks (or leaves are growing)."""
-        if growth.leaves or growth.live[-1] is asking:
+        """Give up the session's last branch, unless that is the one that asks (or the plan is done)."""
+        if growth.deepened or growth.live[-1] is asking:
             return False
         self._give_up(growth.live.pop())
         return True

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.growth import Drafter
+from sglang_ssd.draft_server.outlook import Ended
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.sessions import Sessions
+from sglang_ssd.draft_server.suffixes import Suffixes
 from sglang_ssd.draft_server.target import Target
 from sglang_ssd.policy.waiting import best_depth
 from sglang_ssd.protocol import BadFrame, Outcome, Outcomes, Speculation, pack_tokens, unpack_tokens
@@ -24,14 +26,17 @@ class Round:
 
     target: Target
     number: int
-    fallback: tuple[str, ...]
+    message: Outcomes
     rows: dict[int, Outcome]
 
-    def rule(self, missed: int) -> str:
-        """How to answer a round with so many missed rows."""
+    def rule(self, missed: int) -> tuple[str, int]:
+        """How to answer a round with so many missed rows, and how many tokens of a row may be drafted then."""
         if not self.target.grows:
-            return "jit"
-        return self.fallback[min(missed, len(self.fallback)) - 1] if self.fallback else "none"
+            return "jit", self.target.num_steps
+        kinds, steps = self.message.fallback, self.message.jit_steps
+        kind = kinds[min(missed, len(kinds)) - 1] if kinds else "none"
+        most = steps[min(missed, len(steps)) - 1] if steps else self.target.num_steps
+        return kind, most if kind == "jit" else 0
 
 
 @dataclass(eq=False)
@@ -78,7 +83,10 @@ class Rounds:
                 session.seen_at = now
                 self._drafts.pop(session, None)
         target.verify_us = message.verify_us or target.verify_us
-        self._waiting.append(Round(target, message.round, message.fallback, rows))
+        round_ = Round(target, message.round, message, rows)
+        target.jit_steps = round_.rule(1)[1]
+        target.lookahead = min(target.num_steps, message.num_steps)
+        self._waiting.append(round_)
 
     def answer(self) -> None:
         """Answer every round that may be answered now."""
@@ -130,13 +138,26 @@ class Rounds:
 
     def _fall_back(self, round_: Round, missed: list[Draft]) -> list[Speculation]:
         """Apply the round's rule to the missed rows; answers for those that are not drafted."""
-        if missed and round_.rule(len(missed)) == "jit":
-            for draft in missed:
-                draft.goal = self._depth(draft.session, 0, draft.goal, len(missed))
-            missed = [draft for draft in missed if not draft.goal]
+        if not missed:
+            return []
+        kind, steps = round_.rule(len(missed))
         for draft in missed:
-            del self._drafts[draft.session]
-        return [_speculation(draft.session, "none") for draft in missed]
+            draft.goal = min(draft.goal, steps)
+            if kind == "ngram":
+                self._guess(draft.session)
+        answered = [draft.session for draft in missed if not draft.goal]
+        for session in answered:
+            del self._drafts[session]
+        return [_speculation(session, kind) for session in answered]
+
+    def _guess(self, session: Session) -> None:
+        """A chain from the text's own past: none of it is in the tree, so the next growth runs it like missing text."""
+        if session.suffixes is None:
+            session.suffixes = Suffixes()
+        limit = min(session.lookahead, session.remaining - 1, self._cache.context_length - session.length)
+        guess = session.suffixes.guess(session.tokens, max(0, limit))
+        session.chain = guess if max(guess, default=0) < session.target.vocab_size else []
+        session.sampled = False
 
     def _look_up(self, round_: Round, outcome: Outcome) -> Speculation | Draft | None:
         """The answer to one outcome, or the draft that makes it; None when it is stale."""
@@ -151,8 +172,8 @@ class Rounds:
             self._sessions.close(session.target, session.number)
             return self._unknown(outcome)
         self._observe(session, outcome, tokens)
-        session.remaining = outcome.remaining
-        useful = max(0, min(session.num_steps, outcome.remaining - 1))
+        session.remaining, session.sampled = outcome.remaining, True
+        useful = max(0, min(session.lookahead, outcome.remaining - 1))
         room = self._cache.context_length - session.length - len(tokens)
         needed = max(0, min(useful, room))
         chain = self._cache.advance(session, tokens, needed if session.target.grows else 0)
@@ -191,10 +212,19 @@ class Rounds:
         return Speculation(outcome.session, outcome.epoch, 0, "none", b"")
 
     def _observe(self, session: Session, outcome: Outcome, tokens: list[int]) -> None:
-        """Learn from an outcome of the chain we served; a late or coalesced round says nothing about it."""
-        verified = min(outcome.verified_len, len(session.chain))
-        if outcome.base == session.length and len(tokens) - 1 <= verified:
-            session.target.planner.acceptance.observe(len(tokens) - 1, verified)
+        """Note an outcome of the chain we served, to be learnt from when there is time.
+
+        A late or coalesced round says nothing about it, and one that was cut short little.
+        """
+        accepted, verified = len(tokens) - 1, min(outcome.verified_len, len(session.chain))
+        if outcome.base != session.length or accepted > verified or not session.sampled:
+            return
+        target = session.target
+        if verified < len(session.chain):
+            target.planner.acceptance.observe(accepted, verified)
+            return
+        guesses = session.chain_guesses()
+        target.ended.append(Ended(tuple(session.chain), guesses, session.temperature, accepted, tokens[-1]))
 
     def _depth(self, session: Session, ready: int, limit: int, rows: int) -> int:
         """How many tokens to answer with, at least ``ready``."""
@@ -221,7 +251,7 @@ def _speculation(session: Session, source: str) -> Speculation:
 
 def _proposal(session: Session) -> tuple[bytes, bytes]:
     """The q of every chain token, ids and probabilities; nothing where the chain is a deterministic proposal."""
-    if session.terms.proposal is None:
+    if session.terms.proposal is None or not session.sampled:
         return b"", b""
     samples = session.chain_samples()
     return b"".join(sample.ids for sample in samples), b"".join(sample.q for sample in samples)

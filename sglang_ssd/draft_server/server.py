@@ -19,6 +19,7 @@ from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.sessions import Sessions
 from sglang_ssd.draft_server.socket import Mail
 from sglang_ssd.draft_server.target import Target, refusal
+from sglang_ssd.policy.pace import Expected
 from sglang_ssd.protocol import (
     BadFrame,
     Close,
@@ -76,7 +77,7 @@ class DraftServer:
     ) -> None:
         self._engine, self._mailbox, self._offer, self._now = engine, mailbox, offer, now
         self.cache = SpeculationCache(engine, now)
-        self.drafter = Drafter(self.cache)
+        self.drafter = Drafter(self.cache, now)
         sessions = min(offer.max_sessions, max(1, engine.limits.rows // 2))
         self._branch_rows = engine.limits.rows - sessions
         self.sessions = Sessions(self.cache, sessions)
@@ -85,12 +86,13 @@ class DraftServer:
         self._quiet = Seldom(logger, now)
         self._stale = self._bad_blocks = self._legal_rows = 0
         self._looked_after = now()
+        self._hold_until: float | None = None
 
     def run(self, when_idle: Callable[[], object] = lambda: None) -> None:
         """Serve until the mail ends; ``when_idle`` is called once when a second has passed without work."""
         busy = rested = False
         while True:
-            mail, over = self._mailbox.receive(0 if busy else IDLE_S)
+            mail, over = self._mailbox.receive(0 if busy else self._patience())
             if over:
                 return
             self._mailbox.busy_since = self._now()
@@ -98,7 +100,7 @@ class DraftServer:
                 self.handle(identity, message)
             busy = self.turn()
             rested = rested and not (busy or mail)
-            if not (busy or mail or rested):
+            if not (busy or mail or rested or self._hold_until):
                 rested = True
                 self.cache.check()
                 when_idle()
@@ -114,11 +116,12 @@ class DraftServer:
             self.rounds.draft()
             self._take_off_starved()
             return True
+        self._hold_until = None
         growing = self.rounds.growing()
-        grew = bool(growing) and self.drafter.grow(growing, self._branch_rows // len(self.cache.sessions))
+        grew = bool(growing) and self._grow(growing)
         self._take_off_starved()
         prefilled = self._prefill()
-        return grew or prefilled or self._grow_leaves(growing)
+        return grew or prefilled or self._deepen(growing)
 
     def look_after(self) -> None:
         """Close what has been silent for too long."""
@@ -213,8 +216,14 @@ class DraftServer:
         self.drafter.restrict(session)
 
     def _reply(self, round_: Round, rows: list[Speculation]) -> None:
-        answer = Speculations(self._offer.boot, round_.number, tuple(rows), round_.target.totals.build())
-        self._mailbox.send(round_.target.identity, answer)
+        target = round_.target
+        answer = Speculations(
+            self._offer.boot, round_.number, tuple(rows), target.totals.build(self.drafter.clock.points())
+        )
+        self._mailbox.send(target.identity, answer)
+        if target.verify_us and not target.waits:
+            verify_s = target.verify_us / 1e6
+            target.expected = Expected(self._now() + verify_s, verify_s)
 
     def _prefill(self) -> bool:
         """One chunk for the next session in turn; False when no text is waiting."""
@@ -232,13 +241,41 @@ class DraftServer:
         session.prefilling = session.missing > 1
         return True
 
-    def _grow_leaves(self, growing: list[Session]) -> bool:
-        """With time left, let finished trees run their leaves; not with wait=full, which must be repeatable."""
-        planned = [self.drafter.grow_leaves(session) for session in growing if not session.target.waits]
-        return any(planned)
+    def _grow(self, growing: list[Session]) -> bool:
+        """One depth of the trees whose target leaves time for it."""
+        self.drafter.plan(growing, self._branch_rows // len(self.cache.sessions))
+        unfinished = [session for session in growing if session.growth is not None and not session.growth.complete]
+        return self.drafter.grow(self._in_time(unfinished, planned=True))
+
+    def _deepen(self, growing: list[Session]) -> bool:
+        """With time left, let finished trees grow on; not with wait=full, which must be repeatable."""
+        finished = [session for session in growing if not session.target.waits]
+        deepened = [self.drafter.deepen(session) for session in self._in_time(finished, planned=False)]
+        return any(deepened)
+
+    def _in_time(self, sessions: list[Session], *, planned: bool) -> list[Session]:
+        """Those whose outcome is not about to come; until it should be there, nothing is begun for the others."""
+        now, step_s = self._now(), self.drafter.step_s(sessions)
+        held = {
+            session.target: expected
+            for session in sessions
+            if (expected := session.target.expected) is not None
+            and not expected.leaves_time(now, step_s, planned=planned and not _deepened(session))
+        }
+        if held:
+            self._hold_until = min(expected.given_up_s for expected in held.values())
+        return [session for session in sessions if session.target not in held]
+
+    def _patience(self) -> float:
+        """How long to wait for mail when there is nothing to do."""
+        return IDLE_S if self._hold_until is None else max(0.0, min(IDLE_S, self._hold_until - self._now()))
 
     def _take_off_starved(self) -> None:
         """Sessions whose text found no slot keep no row until another session ends."""
         for session in self.drafter.starved:
             self.cache.close(session)
         self.drafter.starved.clear()
+
+
+def _deepened(session: Session) -> bool:
+    return session.growth is not None and session.growth.deepened

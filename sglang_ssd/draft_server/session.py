@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sglang_ssd.draft_server.engine import Sample
+from sglang_ssd.draft_server.suffixes import Suffixes
 from sglang_ssd.draft_server.target import Target
 from sglang_ssd.draft_server.terms import Terms
 from sglang_ssd.draft_server.tree import Guesses, Node
@@ -33,12 +34,16 @@ class Growth:
     """The tree of one round: what was planned, and how far it is."""
 
     fan_out: list[int]
+    depth: int
+    """Draft tokens that branches get, where as many are of use."""
     waiting: set[int]
     """Positions k whose candidates are not known yet."""
     live: list[Branch] = field(default_factory=list)
     done: list[Branch] = field(default_factory=list)
+    deepened: bool = False
+    """Whether more was asked for than was planned, because there was time."""
     leaves: bool = False
-    """Whether the branches' last tokens were asked to run too."""
+    """Whether the last tokens of branches of the whole depth were asked to run too."""
 
     @property
     def complete(self) -> bool:
@@ -78,6 +83,10 @@ class Session:
     """The few tokens that a grammar lets follow k accepted drafts of the chain in flight, for every k where it is known
     and they are few."""
     remaining: int = UNKNOWN_REMAINING
+    sampled: bool = True
+    """Whether the chain is the draft's own, and in rejection mode sampled from its q."""
+    suffixes: Suffixes | None = None
+    """The index of its text, once that was asked for a guess."""
     prefilling: bool = True
     """Whether its text is still being run in chunks; until then its rounds are answered with nothing."""
     chunk_turn: int = 0
@@ -94,6 +103,11 @@ class Session:
     def seed(self) -> int:
         """What keys its noise."""
         return self.terms.seed
+
+    @property
+    def lookahead(self) -> int:
+        """Draft tokens that the coming round can use."""
+        return min(self.num_steps, self.target.lookahead)
 
     @property
     def num_steps(self) -> int:
@@ -126,6 +140,11 @@ class Session:
         nodes = (self.trunk_node(k) for k in range(len(self.chain)))
         guesses = [self.guesses(node) for node in nodes if node is not None]
         return [each.sample for each in guesses if each is not None and each.sample is not None]
+
+    def chain_guesses(self) -> list[Guesses | None]:
+        """What may follow the text and each of the chain's tokens, None where that is not known yet."""
+        nodes = [self.trunk_node(k) for k in range(len(self.chain) + 1)]
+        return [None if node is None else self.guesses(node) for node in nodes]
 
     def trunk_token(self, position: int) -> int:
         """Text, then chain."""

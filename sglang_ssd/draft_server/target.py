@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sglang_ssd.config import MAX_NUM_STEPS, MAX_SUPPORT
+from sglang_ssd.draft_server.outlook import Ended
 from sglang_ssd.draft_server.terms import Proposal
-from sglang_ssd.policy.fan_out import GeometricPlanner, Planner
+from sglang_ssd.policy.confidence import ConfidencePlanner
+from sglang_ssd.policy.pace import Expected
+from sglang_ssd.policy.planner import Planner
+from sglang_ssd.policy.planners import PLANNERS
 from sglang_ssd.protocol import PROTOCOL_VERSION, Build, Hello
 
 _PADDING = 1024
@@ -22,9 +26,9 @@ class Totals:
     path_rows: int = 0
     forward_us: int = 0
 
-    def build(self) -> Build:
-        """As they go over the wire."""
-        return Build(self.forwards, self.rows, self.path_rows, self.forward_us)
+    def build(self, steps: tuple[tuple[int, int], ...]) -> Build:
+        """As they go over the wire, with (rows, microseconds) of the steps seen so far."""
+        return Build(self.forwards, self.rows, self.path_rows, self.forward_us, steps)
 
 
 @dataclass(eq=False)
@@ -40,9 +44,17 @@ class Target:
     waits: bool
     proposal: Proposal | None = None
     """How draft tokens are sampled in rejection mode."""
-    planner: Planner = field(default_factory=GeometricPlanner)
+    planner: Planner = field(default_factory=ConfidencePlanner)
     totals: Totals = field(default_factory=Totals)
     verify_us: int = 0
+    expected: Expected | None = None
+    """When its next outcomes should come, by the server's clock; None when nobody knows."""
+    lookahead: int = 0
+    """K of the coming round."""
+    jit_steps: int = 0
+    """What its rule says of a single miss."""
+    ended: list[Ended] = field(default_factory=list)
+    """Rounds that its planner has not learnt from yet."""
 
     @classmethod
     def of(cls, identity: bytes, hello: Hello, vocab_size: int) -> Target:
@@ -57,6 +69,8 @@ class Target:
             grows=hello.mode == "ssd",
             waits=hello.wait == "full",
             proposal=_proposal(hello, common) if hello.verify == "rejection" else None,
+            planner=PLANNERS[hello.planner](),
+            lookahead=hello.num_steps,
         )
 
 
@@ -82,6 +96,8 @@ def refusal(hello: Hello, vocab_size: int, fingerprint: str) -> str:
         return f"a support of {hello.support} tokens with C = {hello.saguaro_c} is outside what can be sampled from"
     if hello.mode not in {"ssd", "sync"} or hello.wait not in {"auto", "full"}:
         return f"mode {hello.mode!r} with wait {hello.wait!r} is unknown here"
+    if hello.planner not in PLANNERS:
+        return f"planner {hello.planner!r} is unknown here (there are {', '.join(PLANNERS)})"
     if not 1 <= hello.num_steps <= MAX_NUM_STEPS or hello.fan_out < 1:
         return f"{hello.num_steps} draft tokens with fan-out {hello.fan_out} is outside what can be drafted"
     return ""

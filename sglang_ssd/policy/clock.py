@@ -1,26 +1,94 @@
-"""A running estimate of how long a draft step of so many rows takes."""
+"""Running estimates of how long things take: a draft step by its rows, a verify by batch and width."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
+
 _NEWEST = 0.2
-"""Weight of the newest step in its estimate."""
+"""Weight of the newest sample in its estimate."""
 
 
 class StepClock:
-    """Microseconds of a step, by rows in powers of two."""
+    """Microseconds of a draft step, by rows in powers of two."""
 
     def __init__(self) -> None:
-        self._by_size: dict[int, float] = {}
+        self._by_size: dict[int, tuple[float, float]] = {}
 
     def observe(self, rows: int, micros: float) -> None:
         """Count one step. A size's first step stands alone, so a slow warm-up fades within a few steps."""
-        size = rows.bit_length()
-        before = self._by_size.get(size, micros)
-        self._by_size[size] = before + (micros - before) * _NEWEST
+        mean_rows, mean = self._by_size.get(rows.bit_length(), (rows, micros))
+        newest = mean_rows + (rows - mean_rows) * _NEWEST, mean + (micros - mean) * _NEWEST
+        self._by_size[rows.bit_length()] = newest
 
     def estimate(self, rows: int) -> float:
-        """Of the nearest size seen so far; 0.0 before the first step."""
-        if not self._by_size:
+        """Between the sizes seen so far by a straight line, beyond them as the nearest; 0.0 before the first step."""
+        return _between(_plausible(sorted(self._by_size.values())), rows)
+
+    def points(self) -> tuple[tuple[int, int], ...]:
+        """(rows, microseconds) of every size seen so far, for the wire."""
+        return tuple((round(rows), round(micros)) for rows, micros in sorted(self._by_size.values()))
+
+    def replace(self, points: tuple[tuple[int, int], ...]) -> None:
+        """Know what another clock's :meth:`points` say."""
+        self._by_size = {rows.bit_length(): (float(rows), float(micros)) for rows, micros in points if rows > 0}
+
+
+class VerifyClock:
+    """Seconds of the target's forward, by batch size and width (draft positions + 1)."""
+
+    def __init__(self) -> None:
+        self._by_batch: dict[int, dict[float, float]] = {}
+
+    def observe(self, batch: int, width: int, seconds: float) -> None:
+        """Count one forward."""
+        by_width = self._by_batch.setdefault(batch, {})
+        before = by_width.get(width, seconds)
+        # A stall of the machine says little about the next forward.
+        sample = min(seconds, 3 * before)
+        by_width[width] = before + (sample - before) * _NEWEST
+
+    def known(self, batch: int, width: int) -> bool:
+        """Whether a forward of this kind was seen."""
+        return width in self._by_batch.get(batch, {})
+
+    def estimate(self, batch: int, width: int) -> float:
+        """Of the nearest batch size seen so far, along a line through its widths; 0.0 before the first forward."""
+        if not self._by_batch:
             return 0.0
-        wanted = rows.bit_length()
-        return self._by_size[min(self._by_size, key=lambda size: (abs(size - wanted), size))]
+        nearest = min(self._by_batch, key=lambda size: (abs(size - batch), size))
+        return _along(self._by_batch[nearest], width)
+
+
+def _along(by_width: Mapping[float, float], width: int) -> float:
+    """Two widths give a line that also holds beyond them; wider is never faster."""
+    points = _plausible(sorted(by_width.items()))
+    if len(points) < 2 or points[0][0] <= width <= points[-1][0]:
+        return _between(points, width)
+    low, high = (points[0], points[1]) if width < points[0][0] else (points[-2], points[-1])
+    slope = max(0.0, (high[1] - low[1]) / (high[0] - low[0]))
+    anchor = low if width < points[0][0] else high
+    return max(anchor[1] / 4, anchor[1] + slope * (width - anchor[0]))
+
+
+def _plausible(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """More work never takes less time, nor more than in proportion: one slow start must not scare for ever."""
+    capped: list[tuple[float, float]] = []
+    for x, y in points:
+        capped.append((x, min(y, capped[-1][1] * x / capped[-1][0]) if capped else y))
+    for i in range(len(capped) - 1, 0, -1):
+        capped[i - 1] = capped[i - 1][0], min(capped[i - 1][1], capped[i][1])
+    return capped
+
+
+def _between(points: list[tuple[float, float]], at: float) -> float:
+    """On the line between the two ``points`` around ``at``, at its ends outside of them; 0.0 without any."""
+    if not points:
+        return 0.0
+    above = bisect_left([x for x, _ in points], at)
+    if above == 0:
+        return points[0][1]
+    if above == len(points):
+        return points[-1][1]
+    (left, low), (right, high) = points[above - 1], points[above]
+    return low + (high - low) * (at - left) / (right - left)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from sglang_ssd.policy.worth import expected_tokens
+
 
 def best_depth(ready: int, limit: int, acceptance: float, verify_us: float, step_us: float) -> int:
     """The number of draft tokens to answer with, so that expected tokens per second are highest.
 
-    A round with m drafts yields E(m) = (1 - a**(m+1)) / (1 - a) tokens, the bonus included, and takes the
-    target's verify plus the draft steps that it waits for: maximise E(m) / (verify_us + (m - ready) * step_us).
+    A round with m drafts takes the target's verify plus the draft steps that it waits for: maximise
+    :func:`~sglang_ssd.policy.worth.expected_tokens` over ``verify_us + (m - ready) * step_us``.
 
     Args:
         ready: draft tokens at hand already.
@@ -19,9 +21,7 @@ def best_depth(ready: int, limit: int, acceptance: float, verify_us: float, step
     """
     if verify_us <= 0:
         return limit
-
-    def tokens_per_us(drafts: int) -> float:
-        expected = (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
-        return expected / (verify_us + (drafts - ready) * step_us)
-
-    return max(range(ready, limit + 1), key=tokens_per_us)
+    return max(
+        range(ready, limit + 1),
+        key=lambda drafts: expected_tokens(acceptance, drafts) / (verify_us + (drafts - ready) * step_us),
+    )

@@ -14,13 +14,14 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from sglang_ssd.policy.fallback import Fallback
 from sglang_ssd.protocol import (
     MAX_FRAME_BYTES,
     BadFrame,
@@ -69,6 +70,14 @@ class CommittedRow:
 
 
 @dataclass(frozen=True)
+class RoundPlan:
+    """What the next round is to be: K, and the answers for 1, 2, ... missed rows."""
+
+    num_steps: int
+    answers: tuple[Fallback, ...]
+
+
+@dataclass(frozen=True)
 class CommittedRound:
     """A round whose tokens may still be on their way from the device.
 
@@ -80,6 +89,7 @@ class CommittedRound:
     rows: tuple[CommittedRow, ...]
     tokens: Callable[[], list[list[int]]]
     verify_us: int
+    plan: RoundPlan
 
 
 @dataclass
@@ -108,10 +118,9 @@ class _Link:
 class DraftClient:
     """The link to one draft server. Public methods are for the scheduler's thread and never block, but `collect`."""
 
-    def __init__(self, endpoint: str, hello: Hello, fallback: tuple[str, ...]) -> None:
+    def __init__(self, endpoint: str, hello: Hello) -> None:
         self._endpoint = endpoint
         self._hello = hello
-        self._fallback = fallback
         self._context = zmq.Context()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -128,6 +137,7 @@ class DraftClient:
         self._refusal = ""
         self._draft_figures: dict[str, int] = {}
         self._answer_times: list[tuple[float, bool]] = []
+        self._draft_steps: tuple[tuple[int, int], ...] = ()
         self._logged_at: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="ssd-draft-client", daemon=True)
@@ -210,6 +220,11 @@ class DraftClient:
         with self._news:
             times, self._answer_times = self._answer_times, []
         return times
+
+    @property
+    def draft_steps(self) -> tuple[tuple[int, int], ...]:
+        """(rows, microseconds) of the draft server's steps, as its newest answer tells them."""
+        return self._draft_steps
 
     def collect(self, wanted: Mapping[int, int], allowance_s: float) -> tuple[dict[int, Ready], bool]:
         """The answers for ``wanted`` (session -> length), waiting up to ``allowance_s`` for those that are due.
@@ -361,8 +376,7 @@ class DraftClient:
             self._give_up(tuple(row.session for row in committed.rows))
             return
         self._sent_at[committed.number] = time.monotonic()
-        message = Outcomes(self._welcome.boot, committed.number, committed.verify_us, self._fallback, tuple(outcomes))
-        if not self._send(message):
+        if not self._send(_outcomes(self._welcome.boot, committed, outcomes)):
             self._give_up(tuple(outcome.session for outcome in outcomes))
 
     def _restrict(self, rows: tuple[LegalRow, ...]) -> None:
@@ -456,6 +470,7 @@ class DraftClient:
         if self._welcome is None or message.boot != self._welcome.boot:
             self.counts["stale_frames"] += 1
             return
+        self._draft_steps = message.build.steps
         filed = [self._check(row) for row in message.rows]
         sent_at = self._sent_at.pop(message.round, None)
         with self._news:
@@ -500,3 +515,15 @@ class DraftClient:
         if now - self._logged_at.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._logged_at[kind] = now
             logger.warning("%s", sentence)
+
+
+def _outcomes(boot: int, committed: CommittedRound, rows: Sequence[Outcome]) -> Outcomes:
+    return Outcomes(
+        boot=boot,
+        round=committed.number,
+        verify_us=committed.verify_us,
+        fallback=tuple(answer.kind for answer in committed.plan.answers),
+        rows=tuple(rows),
+        jit_steps=tuple(answer.steps for answer in committed.plan.answers),
+        num_steps=committed.plan.num_steps,
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_ssd.config import SSDConfig
 from sglang_ssd.policy.deadline import Deadline
+from sglang_ssd.policy.rounds import RoundPolicy
 from sglang_ssd.protocol import PROTOCOL_VERSION, Hello
 from sglang_ssd.scheduler.draft_client import DraftClient
 from sglang_ssd.tokenizers import load_fingerprint
@@ -40,6 +41,16 @@ class SchedulerOptions:
         cap_s = None if self.config.deadline_ms is None else self.config.deadline_ms / 1e3
         return Deadline(cap_s=cap_s, patient=self.config.wait == "full")
 
+    def policy(self, num_steps: int) -> RoundPolicy:
+        """What decides about K and fallbacks. The baseline ``sync`` and repeatable tests take K as it is given."""
+        config = self.config
+        fallback = (
+            "jit" if config.mode == "sync" or (config.wait == "full" and config.fallback == "auto") else config.fallback
+        )
+        kinds = frozenset(("jit", "ngram", "none")) if fallback == "auto" else frozenset((fallback,))
+        adaptive = config.lookahead == "auto" and config.mode == "ssd" and config.wait == "auto"
+        return RoundPolicy(num_steps, kinds, adaptive=adaptive)
+
     def describe(self) -> dict[str, object]:
         """The part of ``/ssd/status`` that never changes."""
         return {
@@ -49,6 +60,7 @@ class SchedulerOptions:
             "wait": self.config.wait,
             "fallback": self.config.fallback,
             "fan_out": self.config.fan_out,
+            "planner": self.config.planner,
             "endpoint": self.endpoint,
         }
 
@@ -71,9 +83,9 @@ def connect(options: SchedulerOptions, server_args: Any, *, vocab_size: int, num
         target=options.target,
         support=config.rejection_support,
         saguaro_c=config.saguaro_c,
+        planner=config.planner,
     )
-    fallback = "jit" if config.mode == "sync" else config.fallback
-    return DraftClient(options.endpoint, hello, (fallback,))
+    return DraftClient(options.endpoint, hello)
 
 
 def _fingerprint(server_args: Any) -> str:  # noqa: ANN401

@@ -24,11 +24,11 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
-from sglang_ssd.policy.running import RunningMean
 from sglang_ssd.protocol import LegalRow, pack_tokens
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.window import Support, Window
-from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, Ready
+from sglang_ssd.scheduler.collector import Collector
+from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient
 from sglang_ssd.scheduler.draws import draws_one_wide
 from sglang_ssd.scheduler.figures import Figures
 from sglang_ssd.scheduler.grammars import WindowMask
@@ -36,7 +36,7 @@ from sglang_ssd.scheduler.host_copy import HostCopy
 from sglang_ssd.scheduler.kv_reserve import is_narrow
 from sglang_ssd.scheduler.link import SchedulerOptions, connect
 from sglang_ssd.scheduler.requests import RequestBook, RequestState
-from sglang_ssd.scheduler.supports import NOTHING, Proposed, window_support
+from sglang_ssd.scheduler.supports import Proposed, window_support
 from sglang_ssd.scheduler.verifier import Tell, draw_first, verify
 
 logger = logging.getLogger(__name__)
@@ -47,16 +47,20 @@ _LEAST_REMAINING = 3
 
 @dataclass(frozen=True)
 class _PendingRow:
+    """``verified_len`` is -1 where the forward committed nothing: a prefill chunk that is not the last."""
+
     state: RequestState
     epoch: int
     verified_len: int
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class _PendingRound:
     rows: tuple[_PendingRow, ...]
     copy: HostCopy
-    verified_from: float | None
+    width: int = 0
+    verified_from: float | None = None
     """When the verify began; None for a prefill."""
 
 
@@ -78,11 +82,10 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             accepted_per_position=[0] * self.speculative_num_steps,
             verified_per_position=[0] * self.speculative_num_steps,
         )
-        self._deadline = self._options.deadline()
-        # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
-        self._accepted = RunningMean(float(self.speculative_num_steps), gain=1 / 32, observed=True)
-        self._verify_s = RunningMean(0.0, gain=1 / 16)
         self._client = self._connect(server_args)
+        policy = self._options.policy(self.speculative_num_steps)
+        deadline = self._options.deadline()
+        self._collector = Collector(self._client, policy, deadline, self.figures, self.speculative_num_steps)
 
     def _connect(self, server_args: Any) -> DraftClient | None:  # noqa: ANN401
         """Attention-TP rank 0 alone talks to the draft server; the others take its word (`_agreed_on_all_ranks`)."""
@@ -99,7 +102,13 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
     def status(self) -> dict[str, object]:
         """The scheduler's part of ``/ssd/status``."""
         link = self._client.describe() if self._client else {"draft_state": "none"}
-        return self._options.describe() | {"num_steps": self.speculative_num_steps} | self.figures.as_dict() | link
+        return (
+            self._options.describe()
+            | {"num_steps": self.speculative_num_steps}
+            | self.figures.as_dict()
+            | self._collector.describe()
+            | link
+        )
 
     def forward_batch_generation(
         self,
@@ -141,7 +150,10 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             on_publish(result.new_seq_lens)
         complete = [int(end) == state.length for end, state in zip(_extend_ends(batch), states, strict=True)]
         ones = torch.ones_like(result.next_token_ids)
-        self._commit(states, complete, [0] * len(states), HostCopy(result.next_token_ids, ones))
+        first = [
+            _PendingRow(state, state.epoch, 0 if done else -1) for state, done in zip(states, complete, strict=True)
+        ]
+        self._commit(_PendingRound(tuple(first), HostCopy(result.next_token_ids, ones)))
         return result
 
     def _announce(self, state: RequestState) -> None:
@@ -168,13 +180,20 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         states = [self._book.state(req) for req in batch.reqs]
         limits = [0] * len(states) if is_narrow(batch) else [self._limit(state) for state in states]
         collecting, not_hits = time.perf_counter(), self.figures.requests.not_hits
-        window, verified = self._window(self._collect(states, limits), limits)
+        answers = self._collector.collect(states, limits)
+        self._reopen_lost()
+        window, verified = self._window([answer.proposed for answer in answers], limits)
         collected = time.perf_counter()
         result = verify(self.target_worker, batch, window, states, self._noise, self._teller(states, verified))
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         copy = HostCopy(result.next_token_ids.view(len(states), -1), result.accept_lens)
-        self._commit(states, [True] * len(states), verified, copy, verified_from=collected)
+        self._collector.plan_round(len(states))
+        rows = [
+            _PendingRow(state, state.epoch, count, answer.source)
+            for state, count, answer in zip(states, verified, answers, strict=True)
+        ]
+        self._commit(_PendingRound(tuple(rows), copy, window.width, collected))
         self.figures.forwards += 1
         self.figures.narrow_forwards += window.width == 1
         self.figures.wait_s += collected - collecting
@@ -188,35 +207,6 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         if state.session is None or draws_one_wide(state):
             return 0
         return max(0, min(state.num_steps, state.remaining - 1))
-
-    def _collect(self, states: list[RequestState], limits: list[int]) -> list[Proposed]:
-        """What is proposed for every row; what is late is a miss and is not waited for again."""
-        wanted = {
-            state.session: state.length
-            for state, limit in zip(states, limits, strict=True)
-            if limit > 0 and state.session is not None
-        }
-        if self._client is None or not wanted:
-            return [NOTHING for _ in states]
-        for seconds, in_time in self._client.take_answer_times():
-            self._deadline.answered(seconds, in_time=in_time)
-        worth_s = self._accepted.value * self._verify_s.value if self._verify_s.observed else 1.0
-        allowance_s = self._deadline.allowance_s(worth_s)
-        found, timed_out = self._client.collect(wanted, allowance_s)
-        if timed_out and allowance_s > 0:
-            self.figures.timeouts += 1
-            self._deadline.missed(allowance_s)
-        self._reopen_lost()
-        return [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
-
-    def _take(self, state: RequestState, found: dict[int, Ready], limit: int) -> Proposed:
-        if limit == 0 or state.session is None:
-            return NOTHING
-        ready = found.get(state.session)
-        source = ready.source if ready is not None else "none"
-        state.figures.count(source)
-        self.figures.count_round(source)
-        return ready.proposed if ready is not None else NOTHING
 
     def _reopen_lost(self) -> None:
         """Sessions that the draft server has lost start again with a new epoch and all their tokens."""
@@ -263,29 +253,18 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
 
     # ---- outcomes ---------------------------------------------------------------------------------------------
 
-    def _commit(
-        self,
-        states: list[RequestState],
-        complete: list[bool],
-        verified: list[int],
-        copy: HostCopy,
-        *,
-        verified_from: float | None = None,
-    ) -> None:
+    def _commit(self, round_: _PendingRound) -> None:
         """Note a forward's outcome, to be settled here and sent by the link once it is on the host."""
         self._rounds += 1
-        rows = tuple(
-            _PendingRow(state, state.epoch, count if done else -1)
-            for state, done, count in zip(states, complete, verified, strict=True)
-        )
-        self._pending.append(_PendingRound(rows, copy, verified_from))
+        self._pending.append(round_)
         if self._client is None:
             return
-        told = [i for i, row in enumerate(rows) if complete[i] and row.state.session is not None]
+        told = [i for i, row in enumerate(round_.rows) if row.verified_len >= 0 and row.state.session is not None]
         if told:
-            self._client.commit(self._committed_round(rows, told, copy))
+            self._client.commit(self._committed_round(round_, told))
 
-    def _committed_round(self, rows: tuple[_PendingRow, ...], told: list[int], copy: HostCopy) -> CommittedRound:
+    def _committed_round(self, round_: _PendingRound, told: list[int]) -> CommittedRound:
+        rows, copy = round_.rows, round_.copy
         committed = tuple(
             CommittedRow(
                 session=rows[i].state.session or 0,
@@ -301,7 +280,9 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             everything = copy.committed()
             return [everything[i] for i in told]
 
-        return CommittedRound(self._rounds, committed, tokens, int(1e6 * self._verify_s.value))
+        return CommittedRound(
+            self._rounds, committed, tokens, self._collector.expected_us(len(rows)), self._collector.plan
+        )
 
     def _settle(self) -> None:
         """Take in every earlier outcome, waiting for the device where the overlap loop runs ahead of it."""
@@ -311,16 +292,10 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
                 if row.verified_len < 0 or row.epoch != row.state.epoch:
                     continue  # a middle chunk, or the request has been prefilled again since
                 row.state.tokens.extend(tokens)
-                self.figures.count_outcome(len(tokens) - 1, row.verified_len)
-                if row.verified_len:
-                    self._accepted.observe(len(tokens) - 1)
+                self._collector.settled(row.source, len(tokens) - 1, row.verified_len)
             if pending.verified_from is not None:
-                self._observe_verify(pending.copy.arrived_at - pending.verified_from)
-
-    def _observe_verify(self, seconds: float) -> None:
-        self._verify_s.observe(seconds)
-        self._deadline.earned(seconds)
-        self.figures.verify_s += seconds
+                seconds = pending.copy.arrived_at - pending.verified_from
+                self._collector.forwarded(len(pending.rows), pending.width, seconds)
 
 
 def _legal_rows(mask: WindowMask, structured: list[tuple[int, int, int, int, int]]) -> tuple[LegalRow, ...]:

@@ -61,7 +61,7 @@ def test_coupled_text_is_the_targets_own(models: Path, target: Target, draft: st
     assert tally.texts == [alone(target, ask) for ask in asks(temperature)]
     if draft == "target":
         assert tally.acceptance == 1.0
-        assert tally.hit_rate > 0.8
+        assert tally.hit_rate > 0.7  # the first rounds teach the planner that this draft is always right
 
 
 @pytest.mark.parametrize("draft", ["target", "noisy"])

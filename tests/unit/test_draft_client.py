@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from sglang_ssd.policy.fallback import Fallback
 from sglang_ssd.protocol import (
     PROTOCOL_VERSION,
     Build,
@@ -31,10 +32,11 @@ from sglang_ssd.protocol import (
     pack_tokens,
     unpack_tokens,
 )
-from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient
+from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, RoundPlan
 
 HELLO = Hello(PROTOCOL_VERSION, 100, "", 4, "coupled", "ssd", "auto", 8, "target")
 PATIENCE_S = 20
+PLAN = RoundPlan(num_steps=2, answers=(Fallback("jit", 1), Fallback("none")))
 
 
 class Peer:
@@ -67,7 +69,7 @@ class Peer:
         self.say(Welcome(self.boot, "draft", 100, 512, 1000))
 
     def answer(self, number: int, *rows: Speculation) -> None:
-        self.say(Speculations(self.boot, number, rows, Build()))
+        self.say(Speculations(self.boot, number, rows, Build(steps=((4, 250),))))
 
     def close(self) -> None:
         self.socket.close()
@@ -80,7 +82,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def client(endpoint: str) -> Iterator[DraftClient]:
-    client = DraftClient(endpoint, HELLO, ("jit",))
+    client = DraftClient(endpoint, HELLO)
     yield client
     client.stop()
 
@@ -107,7 +109,7 @@ def open_session(client: DraftClient, session: int = 1, epoch: int = 1, length: 
 
 def commit(client: DraftClient, number: int, length: int, tokens: list[int], session: int = 1, epoch: int = 1) -> None:
     row = CommittedRow(session, epoch, length, verified_len=0, remaining_before=50)
-    client.commit(CommittedRound(number, (row,), lambda: [tokens], verify_us=1000))
+    client.commit(CommittedRound(number, (row,), lambda: [tokens], verify_us=1000, plan=PLAN))
 
 
 def test_a_round_trip(client: DraftClient, peer: Peer) -> None:
@@ -116,11 +118,13 @@ def test_a_round_trip(client: DraftClient, peer: Peer) -> None:
     assert unpack_tokens(prefill.tokens, 100).tolist() == [0, 1, 2]
     commit(client, 1, 3, [7])
     outcomes = peer.expect(Outcomes)
+    assert (outcomes.fallback, outcomes.jit_steps, outcomes.num_steps) == (("jit", "none"), (1, 0), 2)
     (row,) = outcomes.rows
     assert (row.base, row.remaining, unpack_tokens(row.tokens, 100).tolist()) == (3, 49, [7])
     peer.answer(1, Speculation(1, 1, 4, "hit", pack_tokens([8, 9])))
     found, timed_out = client.collect({1: 4}, PATIENCE_S)
     assert (found[1].proposed.tokens, found[1].source, timed_out) == ([8, 9], "hit", False)
+    assert client.draft_steps == ((4, 250),)
 
 
 def test_unconfirmed_tokens_are_sent_again_until_an_answer_confirms_them(client: DraftClient, peer: Peer) -> None:
@@ -254,7 +258,7 @@ def test_nobody_to_tell_what_is_legal(endpoint: str, client: DraftClient) -> Non
     asked: list[str] = []
     client.restrict(lambda: asked.append("down") or ())
     hello = msgspec.structs.replace(HELLO, mode="sync")
-    sync = DraftClient(endpoint + "sync", hello, ("jit",))
+    sync = DraftClient(endpoint + "sync", hello)
     peer = Peer(endpoint + "sync")
     peer.welcome()
     until(lambda: sync.state == "up")

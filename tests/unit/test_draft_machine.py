@@ -21,7 +21,7 @@ from tests.support import BOOT, FakeEngine, Harness, guess, hello, key_of, legal
 VOCABULARY, CANDIDATES, CONTEXT = 5, 3, 40
 TERMS = {
     b"auto": {"wait": "auto", "num_steps": 3, "fan_out": 4},
-    b"full": {"wait": "full", "num_steps": 2, "fan_out": 5},
+    b"full": {"wait": "full", "num_steps": 2, "fan_out": 5, "planner": "geometric"},
     b"sync": {"wait": "auto", "num_steps": 2, "mode": "sync"},
 }
 KEYS = [(0.0, 0), (0.7, 1), (0.7, 2**64 - 3)]
@@ -89,9 +89,11 @@ class DraftServerMachine(RuleBasedStateMachine):
         batch = data.draw(st.lists(st.sampled_from(known), min_size=1, unique=True))
         rows = tuple(self._outcome(self.texts[who, number], number, data) for number in batch)
         self.round += 1
-        fallback = data.draw(st.sampled_from([("jit",), ("jit",), ("jit", "none"), ()]))
+        fallback = data.draw(st.sampled_from([("jit",), ("jit",), ("jit", "none"), ("jit", "ngram"), ("ngram",), ()]))
         verify_us = data.draw(st.sampled_from([0, 10**7, 10**7, 1]))
-        self.server.handle(who, Outcomes(BOOT, self.round, verify_us, fallback, rows))
+        jit_steps = data.draw(st.sampled_from([(), (), (1,), (2, 1)]))
+        num_steps = data.draw(st.sampled_from([1 << 30] * 6 + [2, 1, 0]))
+        self.server.handle(who, Outcomes(BOOT, self.round, verify_us, fallback, rows, jit_steps, num_steps))
         self.work(turns)
         if data.draw(st.sampled_from([False, False, True])):
             self.restrict(who, batch[0], data)
@@ -175,7 +177,10 @@ class DraftServerMachine(RuleBasedStateMachine):
                     continue
                 chain = memoryview(row.tokens).cast("i").tolist()
                 assert text.confirmed <= row.base <= len(text.tokens)
-                assert chain == text.continues(row.base, len(chain)), f"{row.source} is no continuation"
+                if row.source == "ngram":
+                    assert occurs(text.tokens[row.base - 2 : row.base] + chain, text.tokens), "nobody said that before"
+                else:
+                    assert chain == text.continues(row.base, len(chain)), f"{row.source} is no continuation"
                 assert len(chain) <= TERMS[identity]["num_steps"]
                 assert row.base + len(chain) <= CONTEXT or not chain
                 assert (row.source == "none") == (not chain)
@@ -221,6 +226,10 @@ class DraftServerMachine(RuleBasedStateMachine):
 TOTAL: Counter[str] = Counter()
 
 
+def occurs(part, text):
+    return any(text[at : at + len(part)] == part for at in range(len(text) - len(part) + 1))
+
+
 def path(node):
     """The text that leads to a node."""
     tokens = []
@@ -230,14 +239,14 @@ def path(node):
     return tuple(reversed(tokens))
 
 
-COMMON, RARE = ("hit", "jit", "none", "shed", "evicted"), ("partial", "illegal")
+COMMON, RARE = ("hit", "jit", "none", "shed", "evicted"), ("partial", "ngram", "illegal")
 
 
 def run(examples, steps, least_rare):
     """Every kind of answer must occur, so that the machine is known to reach them all.
 
-    What hypothesis draws depends on the modules that other tests have loaded, and two are rare: partial hits, and
-    branches that a grammar forbids (77 and 15 with this file alone).
+    What hypothesis draws depends on the modules that other tests have loaded, and three are rare: partial hits,
+    guesses from a text's own past, and branches that a grammar forbids.
     """
     TOTAL.clear()
     run_state_machine_as_test(

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_ssd.policy.acceptance import Acceptance
-from sglang_ssd.policy.clock import StepClock
-from sglang_ssd.policy.fan_out import GeometricPlanner, geometric
+from sglang_ssd.policy.fan_out import geometric
 from sglang_ssd.policy.waiting import best_depth
 
 
@@ -61,18 +60,6 @@ def test_allocations_sum_and_fall_until_the_last_position(budget, length, accept
         assert counts[-1] >= before_last[-1] - 1 or acceptance < 0.5
 
 
-def test_the_planner_follows_the_outcomes():
-    planner = GeometricPlanner()
-    for _ in range(500):
-        planner.acceptance.observe(4, 4)
-    assert planner.acceptance.rate == 0.95
-    assert planner.plan(10, 4)[-1] >= 4
-    for _ in range(1000):
-        planner.acceptance.observe(0, 4)
-    assert planner.acceptance.rate == 0.05
-    assert planner.plan(10, 4)[0] >= 5
-
-
 def test_acceptance_estimates_the_chance_of_one_more_token():
     estimate = Acceptance()
     for accepted in [2, 0, 4, 1] * 200:  # of 4: 7 accepted of 2+1, 0+1, 4, 1+1 = 10 tried
@@ -102,15 +89,3 @@ def test_best_depth_is_the_best_by_simulation(ready, more, acceptance, verify_us
 
     chosen = best_depth(ready, limit, acceptance, verify_us, step_us)
     assert rate(chosen) >= max(map(rate, range(ready, limit + 1))) * (1 - 1e-9)
-
-
-def test_the_clock_answers_from_the_nearest_size():
-    clock = StepClock()
-    assert clock.estimate(4) == 0.0
-    clock.observe(1, 100.0)
-    clock.observe(64, 900.0)
-    assert clock.estimate(2) == 100.0
-    assert clock.estimate(100) == 900.0
-    for _ in range(100):
-        clock.observe(1, 200.0)
-    assert clock.estimate(1) == pytest.approx(200.0)

@@ -1,0 +1,60 @@
+"""From what the draft's scores say to what really happens: one monotone curve for each range of temperatures."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_ssd.policy.planner import Floats
+
+Ints: TypeAlias = NDArray[np.int64]
+
+KNOTS = np.array([0.0, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98, 1.0])
+"""Where a curve may bend."""
+HOTTEST = np.array([0.0, 0.4, 0.85, 1.15])
+"""The upper ends of the ranges; the last range is open."""
+_TRUST = 12.0
+"""Trials at a knot that weigh as much as the raw value."""
+_HALF_LIFE = 4000.0
+"""Trials after which an old one counts half."""
+
+
+def temperature_range(temperatures: Floats) -> Ints:
+    """Which curve belongs to each of ``temperatures`` [n]; 0 is greedy."""
+    return np.searchsorted(HOTTEST, temperatures, side="left").astype(np.int64)
+
+
+class Calibration:
+    """Counts how often events of a predicted chance happen. Until something is known, it is raised to ``exponent``."""
+
+    def __init__(self, exponent: float = 1.0) -> None:
+        shape = (len(HOTTEST) + 1, len(KNOTS))
+        self._start = KNOTS**exponent
+        self._tried, self._happened = np.zeros(shape), np.zeros(shape)
+        self._curves = np.tile(self._start, (shape[0], 1))
+
+    def __call__(self, predicted: Floats, ranges: Ints) -> Floats:
+        """The calibrated chances of ``predicted`` [S, ...], by the ``ranges`` [S] of the sessions."""
+        calibrated = np.empty_like(predicted)
+        for each in np.unique(ranges):
+            mine = ranges == each
+            calibrated[mine] = np.interp(predicted[mine], KNOTS, self._curves[each])
+        return calibrated
+
+    def observe(self, predicted: Floats, happened: Floats, ranges: Ints) -> None:
+        """N trials: their raw chances, 1.0 where the event happened, and their ranges, all [n].
+
+        Each trial is shared by the two knots around it.
+        """
+        above = np.clip(np.searchsorted(KNOTS, predicted, side="left"), 1, len(KNOTS) - 1)
+        share = (predicted - KNOTS[above - 1]) / (KNOTS[above] - KNOTS[above - 1])
+        fading = 0.5 ** (np.bincount(ranges, minlength=len(self._curves)) / _HALF_LIFE)
+        self._tried *= fading[:, None]
+        self._happened *= fading[:, None]
+        for knot, weight in ((above - 1, 1 - share), (above, share)):
+            np.add.at(self._tried, (ranges, knot), weight)
+            np.add.at(self._happened, (ranges, knot), weight * happened)
+        raw = (self._happened + _TRUST * self._start) / (self._tried + _TRUST)
+        self._curves = np.maximum.accumulate(raw, axis=1)

@@ -1,0 +1,157 @@
+"""The scheduler's decisions: how many drafts a batch verifies, and what the draft server does with misses.
+
+Both maximise expected tokens per second from what was measured: the target's forward by batch and width, the draft
+server's step by rows (it comes with every answer), how often outcomes hit and how many drafts are accepted. K = 0 is
+one of the choices: the batch then decodes, and now and then a few rounds look whether speculation has become worth it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from sglang_ssd.policy.acceptance import Acceptance
+from sglang_ssd.policy.clock import StepClock, VerifyClock
+from sglang_ssd.policy.fallback import Fallback, Round, rule, switch_point
+from sglang_ssd.policy.running import RunningMean
+from sglang_ssd.policy.worth import expected_tokens
+
+LONGEST_RULE = 32
+_KEEP = 1.03
+"""What must be gained to leave the present K."""
+_LOOKS = 4
+"""Rounds of one look from K = 0; the first has no tree yet and does not count."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 64, 1024
+
+
+@dataclass
+class _Batch:
+    """What is known of batches of one size."""
+
+    num_steps: int
+    waited_s: RunningMean = field(default_factory=lambda: RunningMean(0.0, gain=1 / 16))
+    pause: int = _FIRST_PAUSE
+    rounds_off: int = 0
+    looking: int = 0
+
+
+class RoundPolicy:
+    """One server's decisions. ``kinds`` are the fallbacks that may be chosen; not ``adaptive``: always K and jit."""
+
+    def __init__(self, num_steps: int, kinds: frozenset[str], *, adaptive: bool) -> None:
+        self._most, self._kinds, self._adaptive = num_steps, kinds, adaptive
+        self.acceptance = Acceptance()
+        self.verify_clock, self.step_clock = VerifyClock(), StepClock()
+        self._hit = RunningMean(0.7, gain=1 / 64, observed=True)
+        self._reach = RunningMean(float(num_steps), gain=1 / 32, observed=True)
+        self._ngram = RunningMean(1.2, gain=1 / 32, observed=True)
+        self._batches: dict[int, _Batch] = {}
+
+    # ---- what happened ----------------------------------------------------------------------------------------
+
+    def answered(self, source: str, drafts: int, asked: int) -> None:
+        """A row's answer: ``drafts`` tokens of the ``asked`` that were of use, from ``source``."""
+        ready = source in ("hit", "partial")
+        self._hit.observe(float(ready))
+        if ready:
+            self._reach.observe(float(drafts if drafts < asked else self._most))
+
+    def verified(self, source: str, accepted: int, verified: int) -> None:
+        """A row's outcome: ``accepted`` of ``verified`` drafts from ``source``."""
+        if source == "ngram":
+            self._ngram.observe(1.0 + accepted)
+        else:
+            self.acceptance.observe(accepted, verified)
+
+    def forwarded(self, batch: int, width: int, seconds: float) -> None:
+        """The target's forward of a decode batch."""
+        self.verify_clock.observe(batch, width, seconds)
+
+    def waited(self, batch: int, seconds: float) -> None:
+        """A round in which nothing had to be drafted waited so long for its speculations."""
+        self._of(batch).waited_s.observe(seconds)
+
+    # ---- decisions --------------------------------------------------------------------------------------------
+
+    def num_steps(self, batch: int) -> int:
+        """K of the coming round of a batch of this size. Call once per round."""
+        if not self._adaptive:
+            return self._most
+        mine = self._of(batch)
+        if mine.looking:
+            mine.looking -= 1
+            return self._settle(mine, batch) if not mine.looking else max(1, self._best(batch, least=1))
+        if mine.num_steps == 0:
+            mine.rounds_off += 1
+            if mine.rounds_off >= mine.pause:
+                mine.rounds_off, mine.looking = 0, _LOOKS
+                return max(1, self._best(batch, least=1))
+            return 0
+        return self._settle(mine, batch)
+
+    def rule(self, batch: int, num_steps: int) -> tuple[Fallback, ...]:
+        """The answers for 1, 2, ... missed rows of the coming round."""
+        if not self._adaptive:
+            kind = next(iter(self._kinds))
+            return (Fallback(kind, self._most if kind == "jit" else 0),)
+        return rule(self._round(batch, num_steps), self._kinds, LONGEST_RULE)
+
+    def switch_points(self) -> dict[int, int | None]:
+        """b* of every batch size seen so far, None where every miss is drafted on demand."""
+        return {
+            batch: switch_point(self.rule(batch, known.num_steps))
+            for batch, known in sorted(self._batches.items())
+            if known.num_steps
+        }
+
+    def lookaheads(self) -> dict[int, int]:
+        """The present K of every batch size seen so far."""
+        return {batch: known.num_steps for batch, known in sorted(self._batches.items())}
+
+    def _settle(self, mine: _Batch, batch: int) -> int:
+        """Choose K; going to 0 again after a look makes the next pause longer."""
+        best, before = self._best(batch), mine.num_steps
+        if best != before and self._rate(batch, best) < _KEEP * self._rate(batch, before):
+            best = before
+        if best == 0 and before == 0:
+            mine.pause = min(_LONGEST_PAUSE, 2 * mine.pause)
+        elif best:
+            mine.pause = _FIRST_PAUSE
+        mine.num_steps = best
+        return best
+
+    def _best(self, batch: int, least: int = 0) -> int:
+        return max(range(least, self._most + 1), key=partial(self._rate, batch))
+
+    def _rate(self, batch: int, num_steps: int) -> float:
+        """Expected tokens per second of the batch."""
+        verify = self.verify_clock.estimate(batch, num_steps + 1)
+        if verify <= 0:
+            return float(num_steps)  # nothing is known: speculate
+        if num_steps == 0:
+            return batch / verify
+        hit, round_ = self._hit.value, self._round(batch, num_steps)
+        missed = max(1, round((1 - hit) * batch))
+        answer = rule(round_, self._kinds, missed)[-1]
+        per_miss = {"none": 1.0, "ngram": self._ngram.value}.get(
+            answer.kind, expected_tokens(self.acceptance.rate, answer.steps)
+        )
+        tokens = batch * (hit * round_.hit_tokens + (1 - hit) * per_miss)
+        drafting = (1 - hit**batch) * answer.steps * self.step_clock.estimate(missed) / 1e6
+        return tokens / (verify + drafting + self._of(batch).waited_s.value)
+
+    def _round(self, batch: int, num_steps: int) -> Round:
+        reach = min(float(num_steps), self._reach.value)
+        return Round(
+            batch=batch,
+            limit=num_steps,
+            hit_tokens=expected_tokens(self.acceptance.rate, reach),
+            hit_width=num_steps + 1,
+            jit_acceptance=self.acceptance.rate,
+            ngram_tokens=self._ngram.value,
+            verify_s=partial(self.verify_clock.estimate, batch),
+            step_s=lambda rows: self.step_clock.estimate(rows) / 1e6,
+        )
+
+    def _of(self, batch: int) -> _Batch:
+        return self._batches.setdefault(batch, _Batch(self._most))

@@ -1,0 +1,114 @@
+"""The scheduler's side of a round's drafts: what is asked for, how long it is waited for, and what it was worth.
+
+The decisions are :mod:`sglang_ssd.policy`'s; here they meet the link and what is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sglang_ssd.policy.deadline import Deadline
+from sglang_ssd.policy.rounds import RoundPolicy
+from sglang_ssd.policy.running import RunningMean
+from sglang_ssd.scheduler.draft_client import DraftClient, Ready, RoundPlan
+from sglang_ssd.scheduler.figures import Figures
+from sglang_ssd.scheduler.requests import RequestState
+from sglang_ssd.scheduler.supports import NOTHING, Proposed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request's round is verified with, and what made it; no source where nothing was asked for."""
+
+    proposed: Proposed = NOTHING
+    source: str = ""
+
+
+class Collector:
+    """One server's drafts. ``client`` None: nobody drafts, here or on this rank."""
+
+    def __init__(
+        self, client: DraftClient | None, policy: RoundPolicy, deadline: Deadline, figures: Figures, num_steps: int
+    ) -> None:
+        self._client, self._policy, self._deadline, self._figures = client, policy, deadline, figures
+        self.plan = RoundPlan(num_steps, policy.rule(1, num_steps))
+        # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
+        self._accepted = RunningMean(float(num_steps), gain=1 / 32, observed=True)
+
+    def collect(self, states: list[RequestState], limits: list[int]) -> list[Answer]:
+        """What is proposed for every row; what is late is a miss and is not waited for again."""
+        limits = [min(limit, self.plan.num_steps) for limit in limits]
+        wanted = {
+            state.session: state.length
+            for state, limit in zip(states, limits, strict=True)
+            if limit > 0 and state.session is not None
+        }
+        if self._client is None or not wanted:
+            return [Answer() for _ in states]
+        began = time.perf_counter()
+        for seconds, in_time in self._client.take_answer_times():
+            self._deadline.answered(seconds, in_time=in_time)
+        allowance_s = self._deadline.allowance_s(self._worth_s(len(states)))
+        found, timed_out = self._client.collect(wanted, allowance_s)
+        if timed_out and allowance_s > 0:
+            self._figures.timeouts += 1
+            self._deadline.missed(allowance_s)
+        answers = [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
+        self._learn(answers, limits, time.perf_counter() - began)
+        return answers
+
+    def plan_round(self, batch: int) -> int:
+        """Decide about the next round of a batch of this size; its forward's expected time, in microseconds."""
+        if self._client is not None:
+            self._policy.step_clock.replace(self._client.draft_steps)
+        num_steps = self._policy.num_steps(batch)
+        self.plan = RoundPlan(num_steps, self._policy.rule(batch, num_steps))
+        return self.expected_us(batch)
+
+    def expected_us(self, batch: int) -> int:
+        """What the next forward of a batch of this size should take; 0 when unknown."""
+        return int(1e6 * self._policy.verify_clock.estimate(batch, self.plan.num_steps + 1))
+
+    def settled(self, source: str, accepted: int, verified: int) -> None:
+        """A row's outcome."""
+        self._figures.count_outcome(accepted, verified)
+        if verified:
+            self._accepted.observe(accepted)
+            self._policy.verified(source, accepted, verified)
+
+    def forwarded(self, batch: int, width: int, seconds: float) -> None:
+        """The target's forward of a decode batch took so long."""
+        self._deadline.earned(seconds)
+        self._policy.forwarded(batch, width, seconds)
+        self._figures.verify_s += seconds
+
+    def describe(self) -> dict[str, object]:
+        """The decisions' part of ``/ssd/status``: K and b* by batch size."""
+        return {"lookahead": self._policy.lookaheads(), "switch_point": self._policy.switch_points()}
+
+    def _worth_s(self, batch: int) -> float:
+        """What the drafts of a round save: accepted tokens times the time of a forward."""
+        verify_s = self._policy.verify_clock.estimate(batch, self.plan.num_steps + 1)
+        return self._accepted.value * verify_s if verify_s else 1.0
+
+    def _take(self, state: RequestState, found: dict[int, Ready], limit: int) -> Answer:
+        if limit == 0 or state.session is None:
+            return Answer()
+        ready = found.get(state.session)
+        source = ready.source if ready is not None else "none"
+        state.figures.count(source)
+        self._figures.count_round(source)
+        if ready is None:
+            return Answer(source=source)
+        return Answer(Proposed(ready.proposed.tokens[:limit], ready.proposed.q), source)
+
+    def _learn(self, answers: list[Answer], limits: list[int], waited_s: float) -> None:
+        """Nothing can be learnt about drafts from a draft server that is away."""
+        if self._client is None or self._client.state != "up":
+            return
+        asked = [(answer, limit) for answer, limit in zip(answers, limits, strict=True) if answer.source]
+        for answer, limit in asked:
+            self._policy.answered(answer.source, len(answer.proposed.tokens), limit)
+        if all(answer.source in ("hit", "partial") for answer, _ in asked):
+            self._policy.waited(len(answers), waited_s)
