@@ -49,11 +49,6 @@ def rule(round_: Round, kinds: frozenset[str], longest: int) -> tuple[Fallback, 
     return tuple(best_fallback(missed, round_, kinds) for missed in range(1, min(round_.batch, longest) + 1))
 
 
-def switch_point(answers: tuple[Fallback, ...]) -> int | None:
-    """b*: the fewest missed rows that are not drafted on demand; None when all are."""
-    return next((i for i, answer in enumerate(answers, start=1) if answer.kind != "jit"), None)
-
-
 def _rate(option: Fallback, missed: int, round_: Round) -> float:
     hits = round_.batch - missed
     per_miss = {
@@ -63,4 +58,6 @@ def _rate(option: Fallback, missed: int, round_: Round) -> float:
     }[option.kind]
     width = 1 + {"none": 0, "ngram": round_.limit, "jit": option.steps}[option.kind]
     verify = round_.verify_s(max(width, round_.hit_width) if hits else width)
-    return (hits * round_.hit_tokens + missed * per_miss) / (verify + option.steps * round_.step_s(missed))
+    tokens = hits * round_.hit_tokens + missed * per_miss
+    # Before the first forward nothing is known of times: as many tokens as there may be.
+    return tokens / (verify + option.steps * round_.step_s(missed)) if verify > 0 else tokens

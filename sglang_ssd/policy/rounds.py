@@ -12,7 +12,7 @@ from functools import partial
 
 from sglang_ssd.policy.acceptance import Acceptance
 from sglang_ssd.policy.clock import StepClock, VerifyClock
-from sglang_ssd.policy.fallback import Fallback, Round, rule, switch_point
+from sglang_ssd.policy.fallback import Fallback, Round, best_fallback, rule
 from sglang_ssd.policy.running import RunningMean
 from sglang_ssd.policy.worth import expected_tokens
 
@@ -21,7 +21,7 @@ _KEEP = 1.03
 """What must be gained to leave the present K."""
 _LOOKS = 4
 """Rounds of one look from K = 0; the first has no tree yet and does not count."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 64, 1024
+_FIRST_PAUSE, _LONGEST_PAUSE = 64, 512
 
 
 @dataclass
@@ -96,13 +96,13 @@ class RoundPolicy:
             return (Fallback(kind, self._most if kind == "jit" else 0),)
         return rule(self._round(batch, num_steps), self._kinds, LONGEST_RULE)
 
-    def switch_points(self) -> dict[int, int | None]:
-        """b* of every batch size seen so far, None where every miss is drafted on demand."""
-        return {
-            batch: switch_point(self.rule(batch, known.num_steps))
-            for batch, known in sorted(self._batches.items())
-            if known.num_steps
-        }
+    def fallbacks(self) -> dict[int, str]:
+        """What answers as many misses as are to be expected, for every batch size that speculates."""
+        return {batch: self._usual(batch, k).kind for batch, k in self.lookaheads().items() if k}
+
+    def switch_point(self) -> int | None:
+        """b*: the smallest batch size whose usual misses are not drafted on demand; None when there is none."""
+        return next((batch for batch, kind in self.fallbacks().items() if kind != "jit"), None)
 
     def lookaheads(self) -> dict[int, int]:
         """The present K of every batch size seen so far."""
@@ -131,14 +131,20 @@ class RoundPolicy:
         if num_steps == 0:
             return batch / verify
         hit, round_ = self._hit.value, self._round(batch, num_steps)
-        missed = max(1, round((1 - hit) * batch))
-        answer = rule(round_, self._kinds, missed)[-1]
+        answer = self._usual(batch, num_steps)
         per_miss = {"none": 1.0, "ngram": self._ngram.value}.get(
             answer.kind, expected_tokens(self.acceptance.rate, answer.steps)
         )
         tokens = batch * (hit * round_.hit_tokens + (1 - hit) * per_miss)
-        drafting = (1 - hit**batch) * answer.steps * self.step_clock.estimate(missed) / 1e6
+        drafting = (1 - hit**batch) * answer.steps * self.step_clock.estimate(self._missed(batch)) / 1e6
         return tokens / (verify + drafting + self._of(batch).waited_s.value)
+
+    def _missed(self, batch: int) -> int:
+        """Rows that usually miss, when any do."""
+        return max(1, round((1 - self._hit.value) * batch))
+
+    def _usual(self, batch: int, num_steps: int) -> Fallback:
+        return best_fallback(self._missed(batch), self._round(batch, num_steps), self._kinds)
 
     def _round(self, batch: int, num_steps: int) -> Round:
         reach = min(float(num_steps), self._reach.value)

@@ -47,8 +47,8 @@ class Collector:
         if self._client is None or not wanted:
             return [Answer() for _ in states]
         began = time.perf_counter()
-        for seconds, in_time in self._client.take_answer_times():
-            self._deadline.answered(seconds, in_time=in_time)
+        for answer in self._client.take_answer_times():
+            self._deadline.answered(answer.seconds, in_time=answer.expected, drafted=answer.drafted)
         allowance_s = self._deadline.allowance_s(self._worth_s(len(states)))
         found, timed_out = self._client.collect(wanted, allowance_s)
         if timed_out and allowance_s > 0:
@@ -84,8 +84,12 @@ class Collector:
         self._figures.verify_s += seconds
 
     def describe(self) -> dict[str, object]:
-        """The decisions' part of ``/ssd/status``: K and b* by batch size."""
-        return {"lookahead": self._policy.lookaheads(), "switch_point": self._policy.switch_points()}
+        """The decisions' part of ``/ssd/status``: K and fallback by batch size, and where the fallback changes (b*)."""
+        return {
+            "lookahead": self._policy.lookaheads(),
+            "fallback_chosen": self._policy.fallbacks(),
+            "switch_point": self._policy.switch_point(),
+        }
 
     def _worth_s(self, batch: int) -> float:
         """What the drafts of a round save: accepted tokens times the time of a forward."""

@@ -92,6 +92,17 @@ class CommittedRound:
     plan: RoundPlan
 
 
+@dataclass(frozen=True)
+class AnswerTime:
+    """Seconds from sending an outcome to its answer, whether somebody still expected that, and whether it had to be
+    drafted first.
+    """
+
+    seconds: float
+    expected: bool
+    drafted: bool
+
+
 @dataclass
 class Ready:
     """An answer in the mailbox: what is proposed behind a request of ``length`` tokens, and what made it."""
@@ -136,7 +147,7 @@ class DraftClient:
         self._welcome: Welcome | None = None
         self._refusal = ""
         self._draft_figures: dict[str, int] = {}
-        self._answer_times: list[tuple[float, bool]] = []
+        self._answer_times: list[AnswerTime] = []
         self._draft_steps: tuple[tuple[int, int], ...] = ()
         self._logged_at: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
@@ -215,8 +226,8 @@ class DraftClient:
             lost, self._lost = self._lost, set()
         return lost
 
-    def take_answer_times(self) -> list[tuple[float, bool]]:
-        """(seconds from sending an outcome to its answer, whether somebody still expected it) since the last call."""
+    def take_answer_times(self) -> list[AnswerTime]:
+        """How long answers took since the last call."""
         with self._news:
             times, self._answer_times = self._answer_times, []
         return times
@@ -472,7 +483,7 @@ class DraftClient:
             return
         self._draft_steps = message.build.steps
         filed = [self._check(row) for row in message.rows]
-        sent_at = self._sent_at.pop(message.round, None)
+        sent_at = self._sent_at.get(message.round)
         with self._news:
             expected = False
             for session, ready in filter(None, filed):
@@ -481,7 +492,8 @@ class DraftClient:
                     del self._expected[session]
                     expected = True
             if sent_at is not None:
-                self._answer_times.append((time.monotonic() - sent_at, expected))
+                drafted = any(row.source in ("jit", "partial") for row in message.rows)
+                self._answer_times.append(AnswerTime(time.monotonic() - sent_at, expected, drafted))
             self._news.notify_all()
         if len(self._sent_at) > _SEND_QUEUE:
             self._sent_at.pop(min(self._sent_at))

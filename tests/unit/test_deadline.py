@@ -5,9 +5,9 @@ from __future__ import annotations
 from sglang_ssd.policy.deadline import Deadline
 
 
-def taught(deadline: Deadline, seconds: float, times: int = 50) -> Deadline:
+def taught(deadline: Deadline, seconds: float, times: int = 50, *, drafted: bool = True) -> Deadline:
     for _ in range(times):
-        deadline.answered(seconds, in_time=True)
+        deadline.answered(seconds, in_time=True, drafted=drafted)
     return deadline
 
 
@@ -19,6 +19,12 @@ def test_it_follows_the_answers_and_never_exceeds_what_they_are_worth() -> None:
     assert taught(Deadline(cap_s=0.05), 0.2).allowance_s() == 0.05
 
 
+def test_a_run_of_ready_answers_leaves_time_for_one_that_is_drafted() -> None:
+    deadline = taught(taught(Deadline(), 0.015), 0.001, times=500, drafted=False)
+    assert deadline.allowance_s() >= 0.015
+    assert taught(Deadline(), 0.001, drafted=False).allowance_s() > 0.4  # none was drafted yet: nobody knows
+
+
 def test_waiting_in_vain_backs_off_exponentially_until_an_answer_is_in_time() -> None:
     deadline = taught(Deadline(), 0.02)
     waited = []
@@ -27,10 +33,18 @@ def test_waiting_in_vain_backs_off_exponentially_until_an_answer_is_in_time() ->
             waited.append(number)
             deadline.missed(0.0)
     assert waited == [0, 2, 5, 10, 19, 36, 69, 134]
-    deadline.answered(0.5, in_time=False)
+    deadline.answered(0.5, in_time=False, drafted=True)
     assert deadline.allowance_s() == 0
-    deadline.answered(0.02, in_time=True)
+    deadline.answered(0.02, in_time=True, drafted=True)
     assert deadline.allowance_s() > 0
+
+
+def test_while_it_backs_off_it_still_takes_what_is_ready() -> None:
+    deadline = taught(taught(Deadline(), 0.1), 0.006, drafted=False)
+    deadline.missed(deadline.allowance_s())
+    assert 0.006 <= deadline.allowance_s() < 0.01
+    deadline.missed(0.006)  # a short wait in vain makes the back-off no longer
+    assert deadline.allowance_s() > 0.05
 
 
 def test_a_draft_that_seems_worthless_is_looked_at_now_and_then() -> None:
@@ -47,13 +61,15 @@ def test_a_patient_one_waits() -> None:
 
 def test_what_is_waited_in_vain_is_bounded_by_a_share_of_the_work() -> None:
     """Whatever the answers do: at most half a second, and then a twentieth of the target's time."""
-    deadline, wasted, worked = taught(Deadline(), 0.3), 0.0, 0.0
-    for _ in range(5000):
-        allowance = deadline.allowance_s()
-        if allowance > 0:
-            deadline.missed(allowance)
-        wasted, worked = wasted + allowance, worked + 0.01
-        deadline.earned(0.01)
-        deadline.answered(2.0, in_time=True)  # late answers that look timely, the worst case
-        assert wasted <= 0.5 + worked / 20 + 1e-9
-    assert wasted > 1.0  # it does keep trying
+    for drafted in (True, False):
+        deadline, wasted, worked = taught(Deadline(), 0.3, drafted=drafted), 0.0, 0.0
+        for _ in range(5000):
+            allowance = deadline.allowance_s()
+            if allowance > 0:
+                deadline.missed(allowance)
+            wasted, worked = wasted + allowance, worked + 0.01
+            deadline.earned(0.01)
+            # Late answers that look timely, the worst case.
+            deadline.answered(2.0, in_time=True, drafted=drafted)
+            assert wasted <= 0.5 + worked / 20 + 1e-9
+        assert wasted > 1.0  # it does keep trying

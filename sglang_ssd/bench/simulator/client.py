@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sglang_ssd.bench.simulator.draft import BOOT, Answer, VirtualDraft
+from sglang_ssd.scheduler.draft_client import AnswerTime
 from sglang_ssd.protocol import Close, Outcome, Outcomes, Prefill, Sampling, Speculation, pack_tokens, unpack_tokens
 
 _NO_LIMIT = 1 << 31
@@ -62,7 +63,7 @@ class Client:
         self._expected: set[int] = set()
         self._sent_at: dict[int, float] = {}
         self._rounds = 0
-        self.late: list[tuple[float, bool]] = []
+        self.late: list[AnswerTime] = []
         """Answer times not yet taken: seconds, and whether somebody still waited."""
 
     def open(self, request: Request, at: float) -> None:
@@ -109,7 +110,7 @@ class Client:
         arrives_at, length, proposal = self._ready.get(request.session, (math.inf, -1, None))
         return proposal if length == request.length and arrives_at <= at else None
 
-    def take_answer_times(self) -> list[tuple[float, bool]]:
+    def take_answer_times(self) -> list[AnswerTime]:
         """Since the last call."""
         times, self.late = self.late, []
         return times
@@ -131,9 +132,10 @@ class Client:
             in_time = False
             for row in answer.message.rows:
                 in_time |= self._file_row(row, answer.arrives_at, until)
-            sent_at = self._sent_at.pop(answer.message.round, None)
+            sent_at = self._sent_at.get(answer.message.round)
             if sent_at is not None:
-                self.late.append((answer.arrives_at - sent_at, in_time))
+                drafted = any(row.source in ("jit", "partial") for row in answer.message.rows)
+                self.late.append(AnswerTime(answer.arrives_at - sent_at, in_time, drafted))
 
     def _file_row(self, row: Speculation, arrives_at: float, until: float) -> bool:
         request = self._requests.get(row.session)

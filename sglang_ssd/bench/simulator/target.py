@@ -117,8 +117,8 @@ class Target:
         if self._client is None:
             self.tally.by_source["none"] += len(limits)
             return {request: [] for request in limits}
-        for seconds, in_time in self._client.take_answer_times():
-            self._deadline.answered(seconds, in_time=in_time)
+        for answer in self._client.take_answer_times():
+            self._deadline.answered(answer.seconds, in_time=answer.expected, drafted=answer.drafted)
         worth_s = self._accepted.value * self._verify_s.value if self._verify_s.observed else 1.0
         allowance_s = self._deadline.allowance_s(worth_s)
         wanted = [request for request, limit in limits.items() if limit > 0]

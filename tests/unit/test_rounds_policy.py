@@ -1,0 +1,125 @@
+"""The scheduler's decisions: K by batch, the fallback by missed rows, the look back from K = 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from sglang_ssd.policy.fallback import Fallback, Round, best_fallback, rule
+from sglang_ssd.policy.rounds import RoundPolicy
+from sglang_ssd.policy.worth import expected_tokens
+
+ALL = frozenset(("jit", "ngram", "none"))
+
+
+def a_round(batch=4, limit=4, step_s=0.01, verify_s=0.1, ngram=1.2):
+    return Round(
+        batch=batch,
+        limit=limit,
+        hit_tokens=3.0,
+        hit_width=limit + 1,
+        jit_acceptance=0.7,
+        ngram_tokens=ngram,
+        verify_s=lambda width: verify_s,
+        step_s=lambda rows: step_s * rows,
+    )
+
+
+def test_a_cheap_draft_answers_every_miss_and_a_dear_one_none():
+    assert best_fallback(1, a_round(step_s=0.001), ALL) == Fallback("jit", 4)
+    assert best_fallback(1, a_round(step_s=1.0), ALL).kind == "ngram"
+    assert best_fallback(1, a_round(step_s=1.0), frozenset(("jit", "none"))).kind == "none"
+    assert best_fallback(1, a_round(step_s=1.0, ngram=0.9), ALL).kind == "none"
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3, 4])
+@pytest.mark.parametrize("step_s", [0.002, 0.01, 0.03, 0.2])
+def test_the_fallback_is_the_best_by_brute_force(missed, step_s):
+    round_ = a_round(step_s=step_s)
+    kinds = frozenset(("jit", "none"))
+
+    def rate(steps):
+        tokens = (4 - missed) * 3.0 + missed * expected_tokens(0.7, steps)
+        return tokens / (0.1 + steps * step_s * missed)
+
+    best = max(range(5), key=rate)
+    assert best_fallback(missed, round_, kinds) == (Fallback("jit", best) if best else Fallback("none"))
+
+
+def test_one_miss_among_many_is_not_worth_their_waiting():
+    """A step of the same length makes all wait, so it is the many misses that are drafted."""
+    round_ = replace(a_round(batch=32), step_s=lambda rows: 0.02)
+    answers = rule(round_, frozenset(("jit", "none")), 32)
+    assert len(answers) == 32
+    kinds = [answer.kind for answer in answers]
+    assert kinds[0] == "none"
+    assert kinds[-1] == "jit"
+    assert kinds == sorted(kinds, reverse=True)
+
+
+def test_the_switch_point_is_the_batch_whose_misses_are_no_longer_drafted():
+    policy = RoundPolicy(4, frozenset(("jit", "none")), adaptive=True)
+    for batch in (1, 2, 4, 8, 16):
+        teach(policy, batch, {1: 0.100, 5: 0.101}, hit=0.9, draft_us=((1, 20_000), (16, 20_000)))
+        assert policy.num_steps(batch) == 4
+    kinds = policy.fallbacks()
+    assert (kinds[1], kinds[16]) == ("jit", "none")
+    assert policy.switch_point() == min(batch for batch, kind in kinds.items() if kind == "none")
+
+
+def test_before_anything_is_known_it_speculates():
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    assert policy.num_steps(3) == 4
+    assert policy.rule(3, 4)[0] == Fallback("jit", 4)
+
+
+def test_fixed_choices_stay():
+    policy = RoundPolicy(4, frozenset(("none",)), adaptive=False)
+    teach(policy, batch=1, widths={1: 0.01, 5: 10.0})
+    assert policy.num_steps(1) == 4
+    assert policy.rule(1, 4) == (Fallback("none"),)
+    assert RoundPolicy(4, frozenset(("jit",)), adaptive=False).rule(9, 4) == (Fallback("jit", 4),)
+
+
+def teach(policy, batch, widths, hit=0.8, accepted=3, draft_us=((1, 10_000), (12, 12_000)), rounds=300):
+    policy.step_clock.replace(draft_us)
+    for i in range(rounds):
+        for width, seconds in widths.items():
+            policy.forwarded(batch, width, seconds)
+        source = "hit" if (i % 10) < 10 * hit else "jit"
+        policy.answered(source, 4, 4)
+        policy.verified(source, accepted, 4)
+
+
+def test_k_follows_what_a_wider_verify_costs():
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    teach(policy, 1, {1: 0.100, 5: 0.102})
+    assert policy.num_steps(1) == 4
+    teach(policy, 1, {1: 0.100, 5: 0.500})
+    assert policy.num_steps(1) == 0
+    teach(policy, 8, {1: 0.100, 5: 0.110})
+    assert (policy.num_steps(8), policy.num_steps(1)) == (4, 0)
+    assert policy.lookaheads() == {1: 0, 8: 4}
+
+
+def test_k_falls_when_few_drafts_are_accepted():
+    policy = RoundPolicy(8, ALL, adaptive=True)
+    teach(policy, 1, {1: 0.100, 9: 0.140}, accepted=1)
+    assert 0 < policy.num_steps(1) < 4
+
+
+def test_from_zero_it_looks_again_ever_more_seldom_and_comes_back():
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    teach(policy, 1, {1: 0.1, 5: 0.5})
+    chosen = [policy.num_steps(1) for _ in range(2000)]
+    looks = [i for i in range(1, 2000) if chosen[i] and not chosen[i - 1]]
+    assert 3 <= len(looks) <= 12
+    assert sum(map(bool, chosen)) < 0.03 * len(chosen)
+    pauses = [b - a for a, b in pairwise(looks)]
+    assert pauses == sorted(pauses)
+    for _ in range(600):
+        width = policy.num_steps(1) + 1
+        policy.forwarded(1, width, 0.1)
+    assert policy.num_steps(1) > 0
