@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sglang_ssd.bench.simulator.draft import BOOT, Answer, VirtualDraft
-from sglang_ssd.scheduler.draft_client import AnswerTime
 from sglang_ssd.protocol import Close, Outcome, Outcomes, Prefill, Sampling, Speculation, pack_tokens, unpack_tokens
+from sglang_ssd.scheduler.draft_client import AnswerTime
 
 _NO_LIMIT = 1 << 31
 
