@@ -54,6 +54,7 @@ class Deadline:
     _back_off: int = 0
     _rounds_to_skip: int = 0
     _rounds: int = 0
+    _short: bool = False
     _credit_s: float = _FIRST_CREDIT_S
 
     def allowance_s(self, worth_s: float = math.inf) -> float:
@@ -66,7 +67,8 @@ class Deadline:
             return 3600.0
         self._rounds += 1
         ready, drafted = self._ready.allowance_s, self._drafted.allowance_s
-        if self._rounds_to_skip > 0:
+        self._short = self._rounds_to_skip > 0
+        if self._short:
             self._rounds_to_skip -= 1
             measured = 0.0 if ready is None else ready
         else:
@@ -94,7 +96,7 @@ class Deadline:
     def missed(self, seconds: float) -> None:
         """A round waited its whole allowance of ``seconds`` in vain."""
         self._credit_s = max(0.0, self._credit_s - seconds)
-        if self._rounds_to_skip > 0:
-            return  # that wait was short on purpose
+        if self._short:
+            return  # on purpose
         self._back_off = min(_LONGEST_BACK_OFF, max(1, 2 * self._back_off))
         self._rounds_to_skip = self._back_off
