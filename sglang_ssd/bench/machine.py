@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -50,11 +52,29 @@ def shown(arguments: Sequence[str]) -> list[str]:
     return [Path(part).name if part.startswith("/") else part for part in arguments]
 
 
+def without_paths(text: str) -> str:
+    """Of absolute paths in ``text`` only the last part."""
+    return re.sub(r"(?<![\w.:/])/(?:[^\s/]+/)+", "", text)
+
+
 def about(status: dict[str, Any]) -> dict[str, Any]:
     """The settings in ``/ssd/status``; of models only the folder's name."""
     names = ("mode", "verify", "wait", "fallback", "planner", "fan_out", "num_steps")
     known = {name: status[name] for name in names if name in status}
     return known | {name: Path(str(status[name])).name for name in ("target", "draft") if status.get(name)}
+
+
+def kv_bytes_per_token(model_path: Path) -> int | None:
+    """Keys and values of one token in a checkpoint's own dtype; None where its config does not tell."""
+    config = json.loads((model_path / "config.json").read_text())
+    try:
+        heads = config.get("num_key_value_heads", config["num_attention_heads"])
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        layers: int = config["num_hidden_layers"]
+    except KeyError:
+        return None
+    dtype = config.get("torch_dtype") or config.get("dtype")
+    return 2 * layers * int(heads) * int(width) * (4 if dtype == "float32" else 2)
 
 
 def _memory_gib() -> float:

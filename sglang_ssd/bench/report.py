@@ -174,7 +174,11 @@ class Page:
 
     def _memory_section(self) -> str:
         measured = [p for p in self.closed if p.ssd is not None and any("draft_memory" in r for r in p.ssd.records)]
-        return "## Memory of the speculation cache\n\n" + memory_table(measured) if measured else ""
+        return (
+            "## Memory of the speculation cache\n\n" + memory_table(measured, self.run.header.get("draft_kv_bytes"))
+            if measured
+            else ""
+        )
 
 
 def waterfall_of(found: Sequence[Ceiling]) -> Ceiling | None:

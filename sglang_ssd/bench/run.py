@@ -80,10 +80,12 @@ class Run:
                 self._greet(servers)
                 for block in todo:
                     self._measure(servers[name], block, Variant(name, name))
-        except ServerError as error:
+        except (ServerError, LoadError) as error:
             # One value that a server refuses is a result, not the end of the run.
             logger.warning("%s", error)
-            self._results.add({"event": "failed", "variant": name, "why": str(error).splitlines()[-1]})
+            self._results.add(
+                {"event": "failed", "variant": name, "why": machine.without_paths(str(error).splitlines()[-1])}
+            )
 
     def _measure(self, server: Server, block: Block, variant: Variant) -> None:
         cell = block.cell
@@ -132,16 +134,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", stream=sys.stderr, force=True)
     try:
         plan = _plan(options)
+        target, draft = _models(plan)
         header = {
-            "plan": plan.as_json(),
+            "plan": {name: machine.shown(v) if "flags" in name else v for name, v in plan.as_json().items()},
             "command": machine.command_line(["run", *argv]),
             "machine": machine.machine(),
             "versions": machine.versions(),
+            "draft_kv_bytes": machine.kv_bytes_per_token(draft) if draft is not None else None,
         }
         results = Results.open(options.json, header)
         started = time.monotonic()
+        prompts = load_prompts(AutoTokenizer.from_pretrained(target), options.data)
         with tempfile.TemporaryDirectory(prefix="sglang-ssd-bench-") as logs:
-            Run(plan, results, load_prompts(_tokenizer(plan), options.data), options.logs or Path(logs)).carry_out()
+            Run(plan, results, prompts, options.logs or Path(logs)).carry_out()
     except (ResultsError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -177,7 +182,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         sync_steps=tuple(options.sync_steps or plan.sync_steps),
         flags=tuple(shlex.split(options.flags)),
         ssd_flags=tuple(shlex.split(options.ssd_flags)),
-        standalone=tuple(shlex.split(options.standalone)),
+        standalone_flags=tuple(shlex.split(options.standalone)),
     )
 
 
@@ -188,15 +193,16 @@ def _with_grid(plan: Plan, options: argparse.Namespace) -> Plan:
     return plan.replace(cells=grid(batches, temperatures, blocks, options.tokens))
 
 
-def _tokenizer(plan: Plan) -> object:
-    """Of the model that the servers will serve."""
-    if "--model-path" in plan.flags:
-        path = plan.flags[plan.flags.index("--model-path") + 1]
-    else:
+def _models(plan: Plan) -> tuple[str, Path | None]:
+    """The model that the servers will serve, and the draft's folder where there is one."""
+    given = dict(zip(plan.flags, plan.flags[1:], strict=False))
+    if "--model-path" not in given:
         from sglang_ssd.demo import demo_pair
 
-        path = str(demo_pair().target)
-    return AutoTokenizer.from_pretrained(path)
+        pair = demo_pair()
+        return str(pair.target), pair.draft
+    draft = Path(given.get("--speculative-draft-model-path", ""))
+    return given["--model-path"], draft if (draft / "config.json").is_file() else None
 
 
 def _check_memory(servers: int) -> None:

@@ -55,7 +55,7 @@ def variants_of(block: Block, plan: Plan, records: Sequence[dict[str, Any]]) -> 
     else:
         steps = best[: 2 if block.number == 1 and block.cell.temperature == 0 else 1]
     variants = [OFF_VARIANT, *map(sync_variant, steps), SSD_VARIANT]
-    if plan.standalone:
+    if plan.standalone_flags:
         variants.append(Variant(STANDALONE, STANDALONE))
     turn = block.number % len(variants)
     return variants[turn:] + variants[:turn]

@@ -66,7 +66,7 @@ class Plan:
     flags: tuple[str, ...] = ()
     """For every server."""
     ssd_flags: tuple[str, ...] = ()
-    standalone: tuple[str, ...] = ()
+    standalone_flags: tuple[str, ...] = ()
     """SGLang's own flags for a server with its co-located draft (GPUs only); none: it does not take part."""
     bookkeeping: bool = True
     """Whether to measure our own work in a round too (half a minute)."""
@@ -74,14 +74,14 @@ class Plan:
     def server_flags(self, mode: str) -> tuple[str, ...]:
         """The command line of the server of ``mode``, behind the launcher's name."""
         if mode == STANDALONE:
-            return (*BASE_FLAGS, *self.flags, *self.standalone)
+            return (*BASE_FLAGS, *self.flags, *self.standalone_flags)
         own = {OFF: (), SYNC: ("--speculative-num-steps", str(max(self.sync_steps))), SSD: self.ssd_flags}
         return (*BASE_FLAGS, *self.flags, f"{PREFIX}mode", mode, *own[mode])
 
     @property
     def modes(self) -> tuple[str, ...]:
         """The servers that are compared."""
-        return (OFF, SYNC, SSD, STANDALONE) if self.standalone else (OFF, SYNC, SSD)
+        return (OFF, SYNC, SSD, STANDALONE) if self.standalone_flags else (OFF, SYNC, SSD)
 
     def replace(self, **changes: Any) -> Plan:  # noqa: ANN401
         """A copy with ``changes``."""

@@ -194,9 +194,9 @@ def miss_law(points: Sequence[Point]) -> tuple[float, float] | None:
     return power_law([x for x, _ in found], [y for _, y in found])
 
 
-def memory_table(points: Sequence[Point]) -> str:
-    """Slots in use at the fullest moment seen, looked at once a second."""
-    head = ("T", "batch", "draft slots in use (tokens)", "per session", "of it prompt and answer, at most")
+def memory_table(points: Sequence[Point], kv_bytes: int | None) -> str:
+    """Slots in use at the fullest moment seen, looked at once a second; a slot holds ``kv_bytes``."""
+    head = ("T", "batch", "draft slots in use (tokens)", "per session", "KiB per session", "of it text, at most")
     rows = []
     for point in points:
         seen = [r["draft_memory"] for r in point.ssd.records if "draft_memory" in r] if point.ssd else []
@@ -204,9 +204,9 @@ def memory_table(points: Sequence[Point]) -> str:
             continue
         peak = max(seen, key=lambda memory: memory["slots"])
         text = [q["prompt"] + q["tokens"] for r in point.ssd.records for q in r["requests"]] if point.ssd else [0]
-        rows.append(
-            (f"{point.temperature:g}", point.batch, peak["slots"], f"{peak['slots'] / peak['sessions']:.0f}", max(text))
-        )
+        each = peak["slots"] / peak["sessions"]
+        kib = f"{each * kv_bytes / 1024:.0f}" if kv_bytes else None
+        rows.append((f"{point.temperature:g}", point.batch, peak["slots"], f"{each:.0f}", kib, max(text)))
     return table(head, rows)
 
 

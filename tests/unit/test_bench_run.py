@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_ssd.bench import report, run
+from sglang_ssd.bench import machine, report, run
 from sglang_ssd.bench.analysis import Samples, closed, points
 from sglang_ssd.bench.ceiling import ceiling
 from sglang_ssd.bench.goals import goals
@@ -85,7 +85,7 @@ def test_sync_is_tried_at_every_k_and_goes_on_with_its_best() -> None:
 
 
 def test_sglangs_own_speculation_takes_part_where_its_flags_are_given() -> None:
-    plan = PLAN.replace(standalone=("--speculative-algorithm", "STANDALONE"))
+    plan = PLAN.replace(standalone_flags=("--speculative-algorithm", "STANDALONE"))
     assert variants_of(Block(PLAN.cells[0], 0), plan, [])[-1].server == "standalone"
     assert plan.server_flags("standalone")[-2:] == ("--speculative-algorithm", "STANDALONE")
     assert not any("ssd" in flag for flag in plan.server_flags("standalone"))
@@ -264,3 +264,22 @@ def test_samples_know_their_rates() -> None:
     assert samples.decode_rate == pytest.approx(20)
     assert samples.hit_rate() == 0.5
     assert samples.accepted() == [1.0]
+
+
+def test_results_hold_no_places_of_the_machine() -> None:
+    assert machine.shown(["--model-path", "/home/me/models/target", "--data", "../data"]) == [
+        "--model-path", "target", "--data", "../data",
+    ]  # fmt: skip
+    assert machine.without_paths("no file /home/me/x/config.json, see http://a.b/c and 1/2") == (
+        "no file config.json, see http://a.b/c and 1/2"
+    )
+    status = {"mode": "ssd", "target": "/home/me/target-r1", "draft": None, "endpoint": "ipc:///tmp/x"}
+    assert machine.about(status) == {"mode": "ssd", "target": "target-r1"}
+
+
+def test_memory_of_a_token_follows_the_checkpoint(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 4, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    assert machine.kv_bytes_per_token(tmp_path) == 2 * 4 * 3 * 64 * 2
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "odd"}))
+    assert machine.kv_bytes_per_token(tmp_path) is None
