@@ -70,15 +70,15 @@ def test_the_synthetic_trace_has_the_published_acceptance_and_hit_rate():
 
 @pytest.mark.parametrize("mode", ["off", "sync", "ssd"])
 def test_a_simulation_is_the_same_every_time(mode):
-    load = Load(batch=3, temperature=0.7, warm_up=5, rounds=20)
+    load = Load(batch=3, temperature=0.7, warm_up=5, tokens=30)
     first, again = (simulate(load_profile("demo-two-cores"), mode, load) for _ in range(2))
     assert first == again
-    assert first.rounds == 20
+    assert 90 <= first.tokens < 90 + 3 * 3
 
 
 def test_without_speculation_a_round_is_a_forward_and_a_token():
     profile = load_profile("demo-two-cores")
-    found = simulate(profile, "off", Load(batch=4, rounds=10))
+    found = simulate(profile, "off", Load(batch=4, tokens=10))
     assert found.tokens == 40
     assert found.seconds == pytest.approx(10 * (profile.times.verify(4, 1) + profile.host_ms / 1e3))
 
@@ -86,7 +86,7 @@ def test_without_speculation_a_round_is_a_forward_and_a_token():
 def test_ordinary_speculation_takes_its_steps_and_then_the_verify():
     """Rounds of one request: K draft steps (one more for the path), a round trip, the verify."""
     profile = load_profile("demo-two-cores")
-    found = simulate(profile, "sync", Load(num_steps=1, rounds=50))
+    found = simulate(profile, "sync", Load(num_steps=1, tokens=70))
     times, one_ms = profile.times, profile.round_trip_ms + profile.draft_host_ms[0]
     least = times.verify(1, 2) + profile.host_ms / 1e3
     assert least < found.seconds / found.rounds < least + 2 * times.step(2) + 3 * one_ms / 1e3
@@ -94,7 +94,7 @@ def test_ordinary_speculation_takes_its_steps_and_then_the_verify():
 
 
 def test_the_command_prints_a_line_for_each_load(capsys):
-    assert main(["simulate", "--batches", "1", "2", "--rounds", "5"]) == 0
+    assert main(["simulate", "--batches", "1", "2", "--tokens", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[2].strip() for line in lines[-2:]] == ["1", "2"]
     assert any("prediction" in line for line in lines)
@@ -106,6 +106,6 @@ def test_the_command_says_what_is_wrong_with_a_profile(capsys):
 
 
 def test_measured_ratios_stand_beside_simulated_ones():
-    lines = list(validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 100.0, None)], Load(rounds=5)))
+    lines = list(validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 100.0, None)], Load(tokens=8)))
     assert "-9" in lines[2]
     assert lines[-1] == "0 of 1 measured ratios are within 10 %."

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(profile: Profile, options: argparse.Namespace) -> Iterator[str]:
-    load = Load(num_steps=options.num_steps, fan_out=options.fan_out, rounds=options.rounds, seed=options.seed)
+    load = Load(num_steps=options.num_steps, fan_out=options.fan_out, tokens=options.tokens, seed=options.seed)
     yield f"{profile.name}: {profile.source}"
     yield ""
     if options.measured is not None:
@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slow", type=float, nargs="+", default=[1.0], help="times that the draft is slower")
     parser.add_argument("--num-steps", type=int, help="K; default: the profile's")
     parser.add_argument("--fan-out", type=int, help="branches of a request and round; default: the profile's")
-    parser.add_argument("--rounds", type=int, default=200, help="of each mode, after 30 to warm up")
+    parser.add_argument(
+        "--tokens", type=int, default=400, help="of each mode and place in the batch, after 60 to warm up"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the requests")
     parser.add_argument("--measured", type=Path, help="results of a benchmark run, to be compared with")
     return parser

@@ -45,7 +45,7 @@ class VirtualDraft:
         """Work up to ``time``, or until ``done`` with the answers so far; all of them, which are given only once."""
         while self.clock.time < time and not done(self._mailbox.answers):
             self._take_mail()
-            if not self._turn():
+            if not self._turn() and not done(self._mailbox.answers):
                 self.clock.wait_until(min(time, self._inbox[0][0] if self._inbox else math.inf))
         answers, self._mailbox.answers = self._mailbox.answers, []
         return answers

@@ -1,4 +1,4 @@
-"""One experiment: a profile, a load and a mode, for so many rounds."""
+"""One experiment: a profile, a load and a mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _ROWS_PER_SESSION = 32
 @dataclass(frozen=True)
 class Load:
     """What is asked: ``batch`` requests at a time of ``new_tokens`` each, at one temperature; ``slow`` times the
-    profile's draft. Lookahead and fan-out are the profile's unless given.
+    profile's draft. Lookahead and fan-out are the profile's unless given. Every mode makes ``tokens`` for each place in
+    the batch, after ``warm_up`` that do not count, so that all of them go through the same texts.
     """
 
     batch: int = 1
@@ -30,8 +31,8 @@ class Load:
     fan_out: int | None = None
     new_tokens: int = 128
     seed: int = 0
-    warm_up: int = 30
-    rounds: int = 200
+    warm_up: int = 60
+    tokens: int = 400
 
     def at(self, batch: int, temperature: float) -> Load:
         """The same with other requests."""
@@ -56,8 +57,8 @@ def simulate(profile: Profile, mode: str, load: Load) -> Tally:
         draft = VirtualDraft(language, times, hello, limits, load.batch + 1)
         client = Client(draft, num_steps, Sampling(load.temperature, load.seed))
     target = Target(crowd, times, client, num_steps)
-    target.run(load.warm_up)
-    return target.run(load.rounds)
+    target.run(load.batch * load.warm_up)
+    return target.run(load.batch * load.tokens)
 
 
 def best_sync(profile: Profile, load: Load, longest: int = 8) -> tuple[int, Tally]:

@@ -89,10 +89,10 @@ class Target:
             self._begin(request)
         self._tell(dict.fromkeys(crowd.requests, 0))
 
-    def run(self, rounds: int) -> Tally:
-        """So many rounds; what happened in them."""
+    def run(self, tokens: int) -> Tally:
+        """Rounds until the batch has so many new tokens; what happened in them."""
         self.tally, begun = Tally(), self._time
-        for _ in range(rounds):
+        while self.tally.tokens < tokens:
             self._round()
         self.tally.seconds = self._time - begun
         return self.tally
