@@ -163,7 +163,7 @@ def closed(all_points: Sequence[Point]) -> list[Point]:
 
 def by_data_set(point: Point) -> dict[str, Point]:
     """A point with one request at a time, split by the data set of the prompt."""
-    kinds = {r["requests"][0]["data_set"] for samples in point.variants.values() for r in samples.records}
+    kinds = {r["requests"][0]["data_set"] for r in point.ssd.records} if point.ssd is not None else set()
     return {
         kind: Point(point.batch, point.temperature, kind, None, {
             name: Samples(name, [r for r in samples.records if r["requests"][0]["data_set"] == kind])

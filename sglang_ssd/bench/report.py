@@ -63,7 +63,7 @@ class Page:
     def __init__(self, results: Sequence[Results]) -> None:
         self.run = results[0]
         every = [record for each in results for record in each.blocks]
-        self.points = points(self.run.blocks)
+        self.points = points(record for record in self.run.blocks if not is_sweep(record))
         self.closed = closed(self.points)
         self.open = [point for point in points(every) if point.rate is not None]
         self.ceilings = [found for point in self.closed if (found := ceiling(point)) is not None]

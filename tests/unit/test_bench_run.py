@@ -185,6 +185,8 @@ def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> N
     assert "**The run is not complete.**" in text
     assert "planner=full could not be measured: no such planner" in text
     assert "x^1.00" in text
+    assert "| own |" not in text  # of one data set alone there is no table
+    assert text.count("fan-out=4") == 1  # a sweep is in its own table only
     assert str(tmp_path) not in text
     drawn = sorted(file.name for file in (tmp_path / "benchmarks").iterdir())
     assert drawn == ["misses.svg", "pareto.svg", "ratios.svg", "scaling.svg", "waterfall.svg"]
