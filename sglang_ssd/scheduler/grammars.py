@@ -6,6 +6,7 @@ nothing is masked, and nothing needs to be: that draft is not drawn, so the wind
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from sglang.srt.speculative.spec_utils import GrammarTree, generate_token_bitmask
 from torch import Tensor
 
-from sglang_ssd.protocol import MAX_LEGAL
+from sglang_ssd.protocol import MAX_LEGAL, LegalRow, pack_tokens
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,33 @@ class WindowGrammars:
         bits, grammar = generate_token_bitmask(self._batch.reqs, following, siblings, tokens, info.vocab_size)
         info.grammar_mask = None  # what the prefill left there
         return WindowMask(grammar, bits, tokens[:, 1:].tolist(), info.vocab_size)
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A request with a grammar and a session: its place in the batch, its length, and how many drafts are verified."""
+
+    index: int
+    session: int
+    epoch: int
+    length: int
+    verified: int
+
+
+def legal_rows(mask: WindowMask, requests: Iterable[Structured]) -> tuple[LegalRow, ...]:
+    """What the draft server is told of ``requests``; nothing of those that may go on with many tokens everywhere."""
+    found = ((request, mask.legal(request.index, request.verified)) for request in requests)
+    return tuple(
+        LegalRow(
+            session=request.session,
+            epoch=request.epoch,
+            base=request.length,
+            counts=tuple(-1 if tokens is None else len(tokens) for tokens in legal),
+            tokens=pack_tokens([token for tokens in legal for token in tokens or ()]),
+        )
+        for request, legal in found
+        if any(tokens is not None for tokens in legal)
+    )
 
 
 def _few(words: NDArray[np.uint32], vocab_size: int) -> list[int] | None:

@@ -24,14 +24,13 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
-from sglang_ssd.protocol import LegalRow, pack_tokens
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.window import Support, Window
 from sglang_ssd.scheduler.collector import Collector
 from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient
 from sglang_ssd.scheduler.draws import draws_one_wide
 from sglang_ssd.scheduler.figures import Figures
-from sglang_ssd.scheduler.grammars import WindowMask
+from sglang_ssd.scheduler.grammars import Structured, WindowMask, legal_rows
 from sglang_ssd.scheduler.host_copy import HostCopy
 from sglang_ssd.scheduler.kv_reserve import is_narrow
 from sglang_ssd.scheduler.link import SchedulerOptions, connect
@@ -233,14 +232,14 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
     def _teller(self, states: list[RequestState], verified: list[int]) -> Tell:
         """Passes what grammars allow on to the draft server; the link's thread reads the bits."""
         structured = [
-            (index, state.session, state.epoch, state.length, count)
+            Structured(index, state.session, state.epoch, state.length, count)
             for index, (state, count) in enumerate(zip(states, verified, strict=True))
             if state.session is not None and state.req.grammar is not None
         ]
 
         def tell(mask: WindowMask) -> None:
             if self._client is not None and structured:
-                self._client.restrict(lambda: _legal_rows(mask, structured))
+                self._client.restrict(lambda: legal_rows(mask, structured))
 
         return tell
 
@@ -296,22 +295,6 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             if pending.verified_from is not None:
                 seconds = pending.copy.arrived_at - pending.verified_from
                 self._collector.forwarded(len(pending.rows), pending.width, seconds)
-
-
-def _legal_rows(mask: WindowMask, structured: list[tuple[int, int, int, int, int]]) -> tuple[LegalRow, ...]:
-    """What is legal for requests (index in the batch, session, epoch, length, drafts verified), where it is little."""
-    found = ((row, mask.legal(row[0], row[4])) for row in structured)
-    return tuple(
-        LegalRow(
-            session=session,
-            epoch=epoch,
-            base=length,
-            counts=tuple(-1 if tokens is None else len(tokens) for tokens in legal),
-            tokens=pack_tokens([token for tokens in legal for token in tokens or ()]),
-        )
-        for (_, session, epoch, length, _), legal in found
-        if any(tokens is not None for tokens in legal)
-    )
 
 
 def _extend_ends(batch: Any) -> list[int]:  # noqa: ANN401

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_ssd.protocol import MAX_LEGAL
-from sglang_ssd.scheduler.grammars import WindowGrammars, WindowMask
+from sglang_ssd.protocol import MAX_LEGAL, LegalRow, pack_tokens
+from sglang_ssd.scheduler.grammars import Structured, WindowGrammars, WindowMask, legal_rows
 
 VOCAB = 200
 
@@ -69,6 +69,17 @@ def test_behind_an_illegal_draft_nothing_is_legal() -> None:
 def test_what_was_not_verified_is_not_told() -> None:
     assert mask([4, 0, 0], [4], [8], None, None).legal(0, 1) == [[4], [8]]
     assert mask([9, 0, 0], [4], [8], None, None).legal(0, 0) == [[4]]
+
+
+def test_only_requests_with_few_tokens_somewhere_are_told_of() -> None:
+    window = WindowMask(None, bits(None, None, None, [5, 6], [4], None), [[4], [4], [5]], VOCAB)
+    requests = [Structured(0, 70, 1, 30, verified=1), Structured(1, 71, 2, 31, 0), Structured(2, 72, 1, 32, 1)]
+    assert legal_rows(window, requests) == (LegalRow(72, 1, 32, (1, 0), pack_tokens([4])),)
+    both = [Structured(1, 71, 2, 31, verified=1), Structured(2, 72, 1, 32, 0)]
+    assert legal_rows(window, both) == (
+        LegalRow(71, 2, 31, (-1, 2), pack_tokens([5, 6])),
+        LegalRow(72, 1, 32, (1,), pack_tokens([4])),
+    )
 
 
 def test_bits_beyond_the_vocabulary_are_no_tokens() -> None:
