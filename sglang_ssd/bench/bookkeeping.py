@@ -18,6 +18,7 @@ import numpy as np
 from sglang_ssd.bench.costless import CostlessEngine
 from sglang_ssd.draft_server.server import DraftServer, Offer
 from sglang_ssd.draft_server.socket import Door, Mail
+from sglang_ssd.policy.fallback import Fallback
 from sglang_ssd.processes import private_directory
 from sglang_ssd.protocol import (
     PROTOCOL_VERSION,
@@ -66,9 +67,20 @@ def collecting_when_idle() -> Iterator[None]:
         gc.unfreeze()
 
 
-def hello(fan_out: int) -> Hello:
+def hello(fan_out: int, planner: str = "confidence") -> Hello:
     """Whole trees, so that rounds repeat."""
-    return Hello(PROTOCOL_VERSION, _VOCAB_SIZE, "", NUM_STEPS, "coupled", "ssd", "full", fan_out, "bench")
+    return Hello(
+        version=PROTOCOL_VERSION,
+        vocab_size=_VOCAB_SIZE,
+        fingerprint="",
+        num_steps=NUM_STEPS,
+        verify="coupled",
+        mode="ssd",
+        wait="full",
+        fan_out=fan_out,
+        target="bench",
+        planner=planner,
+    )
 
 
 class Rounds:
@@ -172,7 +184,7 @@ def round_trip_ms(rounds: int = 40) -> float:
         server = DraftServer(engine, door, Offer(_BOOT, "draft", "", 1))
         thread = threading.Thread(target=server.run)
         thread.start()
-        client = DraftClient(endpoint, hello(8))
+        client = DraftClient(endpoint, hello(8, "uniform"))  # which prepares every outcome, so that all are hits
         try:
             return median(_trips(client, rounds))
         finally:
@@ -186,7 +198,7 @@ def _trips(client: DraftClient, rounds: int) -> list[float]:
     _wait_for(lambda: client.welcome is not None)
     text = text_of(1, 100)
     client.open(1, 1, np.array(text, dtype=np.int32), Sampling())
-    trips, plan = [], RoundPlan(NUM_STEPS, ())
+    trips, plan = [], RoundPlan(NUM_STEPS, (Fallback("jit", NUM_STEPS),))
     for number in range(1, rounds + 2):
         tokens = next_tokens(text) if number > 1 else [7]
         row = CommittedRow(1, 1, len(text), NUM_STEPS if number > 1 else 0, _REMAINING)
