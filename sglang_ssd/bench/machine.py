@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +45,7 @@ def devices(kind: dict[str, Any], info: dict[str, Any]) -> dict[str, int]:
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command that was given, without the places of this machine."""
-    return " ".join(["python -m sglang_ssd.bench", *shown(arguments)])
+    return shlex.join(["python", "-m", "sglang_ssd.bench", *shown(arguments)])
 
 
 def shown(arguments: Sequence[str]) -> list[str]:

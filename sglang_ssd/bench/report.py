@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from sglang_ssd.bench import machine
@@ -33,6 +34,7 @@ from sglang_ssd.bench.tables import (
 )
 
 _SETTINGS = ("num_steps", "fan_out", "planner", "wait", "fallback", "verify")
+_WIDTH = 120
 BUSY_CORES = 0.1
 """More cores than this used by other processes, on average, make a run doubtful."""
 
@@ -93,9 +95,9 @@ class Page:
         lines = [
             "# Benchmarks",
             f"Made by `python -m sglang_ssd.bench report` from the results of\n\n    {header['command']}",
-            f"{self.kind}; {versions}. {self._models()}",
-            *self._doubts(),
-            _READING,
+            fill(f"{self.kind}; {versions}. {self._models()}", _WIDTH),
+            *(fill(doubt, _WIDTH) for doubt in self._doubts()),
+            fill(_READING, _WIDTH),
         ]
         return "\n\n".join(lines)
 
@@ -108,6 +110,7 @@ class Page:
             f"Target {about.get('target', 'unknown')} on {devices.get('target', '?')} {unit}(s), draft "
             f"{about.get('draft', 'unknown')} on {devices.get('draft', '?')}; `ssd` runs with {settings}. "
             + self._lengths()
+            + ("" if self.run.header["machine"]["gpus"] else _CORES)
         )
 
     def _lengths(self) -> str:
@@ -192,6 +195,10 @@ own best K, `ssd` the cache ahead. The modes alternate in blocks on the same pro
 paired blocks with its 95 % bootstrap interval. Rates count the time in which every request of a block decodes, unless
 said otherwise: answers here are short, and prefill is the same for all. ITL is the time between two events of a stream;
 the tokens of one round come as one event. The caches of both sides are emptied before every block."""
+
+_CORES = """ \
+Each model computes on one thread a core it is given; beside a draft server all of SGLang's processes keep to the
+target's cores, and without one (`off`) its HTTP server and detokenizer may use the others."""
 
 _CEILING = """\
 T_sd is a round of `sync` at its best K. The ceiling is that mode with its waiting for drafts taken out; `ssd` is
