@@ -92,7 +92,7 @@ class DraftServer:
         """Serve until the mail ends; ``when_idle`` is called once when a second has passed without work."""
         busy = rested = False
         while True:
-            mail, over = self._mailbox.receive(0 if busy else self._patience())
+            mail, over = self._mailbox.receive(0 if busy else self.patience())
             if over:
                 return
             self._mailbox.busy_since = self._now()
@@ -266,7 +266,7 @@ class DraftServer:
             self._hold_until = min(expected.given_up_s for expected in held.values())
         return [session for session in sessions if session.target not in held]
 
-    def _patience(self) -> float:
+    def patience(self) -> float:
         """How long to wait for mail when there is nothing to do."""
         return IDLE_S if self._hold_until is None else max(0.0, min(IDLE_S, self._hold_until - self._now()))
 

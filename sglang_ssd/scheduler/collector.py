@@ -6,6 +6,7 @@ The decisions are :mod:`sglang_ssd.policy`'s; here they meet the link and what i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_ssd.policy.deadline import Deadline
@@ -29,9 +30,16 @@ class Collector:
     """One server's drafts. ``client`` None: nobody drafts, here or on this rank."""
 
     def __init__(
-        self, client: DraftClient | None, policy: RoundPolicy, deadline: Deadline, figures: Figures, num_steps: int
+        self,
+        client: DraftClient | None,
+        policy: RoundPolicy,
+        deadline: Deadline,
+        figures: Figures,
+        num_steps: int,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._client, self._policy, self._deadline, self._figures = client, policy, deadline, figures
+        self._now = now
         self.plan = RoundPlan(num_steps, policy.rule(1, num_steps))
         # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
         self._accepted = RunningMean(float(num_steps), gain=1 / 32, observed=True)
@@ -46,7 +54,7 @@ class Collector:
         }
         if self._client is None or not wanted:
             return [Answer() for _ in states]
-        began = time.perf_counter()
+        began = self._now()
         for answer in self._client.take_answer_times():
             self._deadline.answered(answer.seconds, in_time=answer.expected, drafted=answer.drafted)
         allowance_s = self._deadline.allowance_s(self._worth_s(len(states)))
@@ -55,7 +63,7 @@ class Collector:
             self._figures.timeouts += 1
             self._deadline.missed(allowance_s)
         answers = [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
-        self._learn(answers, limits, time.perf_counter() - began)
+        self._learn(answers, limits, self._now() - began)
         return answers
 
     def plan_round(self, batch: int) -> int:

@@ -1,14 +1,21 @@
-"""The target's side of the link in virtual time: which sessions there are, and what has been proposed for them."""
+"""The target's side of the link in virtual time: which sessions there are, and what has been proposed for them.
+
+It stands in for the scheduler's :class:`~sglang_ssd.scheduler.draft_client.DraftClient`, without threads and sockets:
+the draft server works when the target waits for it or tells it something, up to that moment.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sglang_ssd.bench.simulator.clock import VirtualClock
 from sglang_ssd.bench.simulator.draft import BOOT, Answer, VirtualDraft
 from sglang_ssd.protocol import Close, Outcome, Outcomes, Prefill, Sampling, Speculation, pack_tokens, unpack_tokens
-from sglang_ssd.scheduler.draft_client import AnswerTime
+from sglang_ssd.scheduler.draft_client import AnswerTime, Ready, RoundPlan
+from sglang_ssd.scheduler.figures import RequestFigures
+from sglang_ssd.scheduler.supports import Proposed
 
 _NO_LIMIT = 1 << 31
 
@@ -27,6 +34,7 @@ class Request:
     epoch: int = 1
     confirmed: int = 1
     tail: list[int] = field(default_factory=list)
+    figures: RequestFigures = field(default_factory=RequestFigures)
 
     @property
     def length(self) -> int:
@@ -45,112 +53,115 @@ class Request:
         self.remaining -= len(tokens)
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """Draft tokens for a session, and where they come from."""
-
-    tokens: list[int]
-    source: str
-
-
 class Client:
-    """Sends outcomes and files answers, as the scheduler's draft client does, without threads."""
+    """Sends outcomes and files answers. ``clock`` is the target's."""
 
-    def __init__(self, draft: VirtualDraft, num_steps: int, sampling: Sampling) -> None:
-        self._draft, self._num_steps, self._sampling = draft, num_steps, sampling
+    state = "up"
+
+    def __init__(self, draft: VirtualDraft, clock: VirtualClock, num_steps: int, sampling: Sampling) -> None:
+        self._draft, self._clock, self._num_steps, self._sampling = draft, clock, num_steps, sampling
         self._requests: dict[int, Request] = {}
-        self._ready: dict[int, tuple[float, int, Proposal]] = {}
-        self._expected: set[int] = set()
+        self._ready: dict[int, tuple[float, Ready]] = {}
+        self._expected: dict[int, int] = {}
         self._sent_at: dict[int, float] = {}
+        self._times: list[AnswerTime] = []
         self._rounds = 0
-        self.late: list[AnswerTime] = []
-        """Answer times not yet taken: seconds, and whether somebody still waited."""
+        self.draft_steps: tuple[tuple[int, int], ...] = ()
+        """See DraftClient."""
 
-    def open(self, request: Request, at: float) -> None:
+    def open(self, request: Request) -> None:
         """A new request, or an old one under a new epoch."""
         self._requests[request.session] = request
         request.confirmed, request.tail = request.length, []
         block = pack_tokens(request.tokens)
-        self._draft.post(Prefill(BOOT, request.session, request.epoch, block, self._sampling), at)
+        self._draft.post(Prefill(BOOT, request.session, request.epoch, block, self._sampling), self._clock.time)
 
-    def close(self, request: Request, at: float) -> None:
+    def close(self, request: Request) -> None:
         """The request has its last token."""
         del self._requests[request.session]
         self._ready.pop(request.session, None)
-        self._expected.discard(request.session)
-        self._draft.post(Close(BOOT, (request.session,)), at)
+        self._expected.pop(request.session, None)
+        self._draft.post(Close(BOOT, (request.session,)), self._clock.time)
 
-    def commit(self, verified: Mapping[Request, int], at: float, verify_us: int, fallback: tuple[str, ...]) -> None:
-        """Tell what was committed, and how the round is to be answered."""
-        rows = tuple(
-            Outcome(one.session, one.epoch, one.confirmed, length, one.remaining, pack_tokens(one.tail))
-            for one, length in verified.items()
-            if not self._reopened(one, at)
-        )
+    def commit(self, verified: Mapping[Request, int], verify_us: int, plan: RoundPlan) -> None:
+        """Tell what was committed: ``verified`` drafts of each request were looked at. And what is to come."""
+        self._file(self._draft.run_until(self._clock.time, lambda _: False), self._clock.time)
+        lost = [request for request in verified if len(request.tail) > 4 * (self._num_steps + 1)]
+        for request in lost:
+            request.epoch += 1
+            self.open(request)
+        rows = tuple(_outcome(request, length) for request, length in verified.items() if request not in lost)
         self._rounds += 1
-        self._sent_at[self._rounds] = at
-        self._expected |= {row.session for row in rows}
-        self._draft.post(Outcomes(BOOT, self._rounds, verify_us, fallback, rows), at)
+        self._sent_at = {
+            self._rounds: self._clock.time,
+            **{n: t for n, t in self._sent_at.items() if n > self._rounds - 64},
+        }
+        self._expected |= {row.session: self._rounds for row in rows}
+        message = Outcomes(
+            boot=BOOT,
+            round=self._rounds,
+            verify_us=verify_us,
+            fallback=tuple(answer.kind for answer in plan.answers),
+            rows=rows,
+            jit_steps=tuple(answer.steps for answer in plan.answers),
+            num_steps=plan.num_steps,
+        )
+        self._draft.post(message, self._clock.time)
 
-    def collect(self, wanted: Iterable[Request], at: float, allowance_s: float) -> tuple[float, bool]:
-        """Wait for the answers that are due; when the wait is over, and whether it was in vain."""
-        wanted = list(wanted)
-        until = at + allowance_s
+    def collect(self, wanted: Mapping[int, int], allowance_s: float) -> tuple[dict[int, Ready], bool]:
+        """See DraftClient."""
+        until = self._clock.time + allowance_s
         self._file(self._draft.run_until(until, lambda answers: self._complete(wanted, answers)), until)
-        due = [one for one in wanted if one.session in self._expected]
-        for one in due:
-            self._expected.discard(one.session)
-        if due:
-            return until, True
-        arrivals = [self._ready[one.session][0] for one in wanted if one.session in self._ready]
-        return max([at, *arrivals]), False
-
-    def proposed(self, request: Request, at: float) -> Proposal | None:
-        """What stands behind the request's present text, if it has come by then."""
-        arrives_at, length, proposal = self._ready.get(request.session, (math.inf, -1, None))
-        return proposal if length == request.length and arrives_at <= at else None
+        due = [session for session in wanted if session in self._expected]
+        for session in due:
+            del self._expected[session]
+        arrivals = [self._ready.get(session, (-math.inf, None))[0] for session in wanted]
+        self._clock.wait_until(until if due else max(arrivals, default=-math.inf))
+        return {
+            session: ready for session, length in wanted.items() if (ready := self._proposed(session, length))
+        }, bool(due)
 
     def take_answer_times(self) -> list[AnswerTime]:
-        """Since the last call."""
-        times, self.late = self.late, []
+        """See DraftClient."""
+        times, self._times = self._times, []
         return times
 
-    def _reopened(self, request: Request, at: float) -> bool:
-        """Start again under a new epoch when the draft server is too far behind."""
-        if len(request.tail) <= 4 * (self._num_steps + 1):
-            return False
-        request.epoch += 1
-        self.open(request, at)
-        return True
+    def _proposed(self, session: int, length: int) -> Ready | None:
+        """What stands behind the request's present text, if it has come by now."""
+        arrives_at, ready = self._ready.get(session, (math.inf, None))
+        return ready if ready is not None and ready.length == length and arrives_at <= self._clock.time else None
 
-    def _complete(self, wanted: Iterable[Request], answers: list[Answer]) -> bool:
-        answered = {row.session for answer in answers for row in answer.message.rows}
-        return all(one.session not in self._expected or one.session in answered for one in wanted)
+    def _complete(self, wanted: Mapping[int, int], answers: list[Answer]) -> bool:
+        answered = {row.session: answer.message.round for answer in answers for row in answer.message.rows}
+        return all(answered.get(each) == self._expected[each] for each in wanted if each in self._expected)
 
     def _file(self, answers: list[Answer], until: float) -> None:
+        """Take answers in; ``until`` is when the target stopped looking for them."""
         for answer in answers:
-            in_time = False
-            for row in answer.message.rows:
-                in_time |= self._file_row(row, answer.arrives_at, until)
-            sent_at = self._sent_at.get(answer.message.round)
-            if sent_at is not None:
-                drafted = any(row.source in ("jit", "partial") for row in answer.message.rows)
-                self.late.append(AnswerTime(answer.arrives_at - sent_at, in_time, drafted))
+            message, expected = answer.message, False
+            self.draft_steps = message.build.steps
+            for row in message.rows:
+                self._file_row(row, answer.arrives_at)
+                if answer.arrives_at <= until and self._expected.get(row.session) == message.round:
+                    del self._expected[row.session]
+                    expected = True
+            drafted = any(row.source in ("jit", "partial") for row in message.rows)
+            self._times.append(AnswerTime(answer.arrives_at - self._sent_at[message.round], expected, drafted))
 
-    def _file_row(self, row: Speculation, arrives_at: float, until: float) -> bool:
+    def _file_row(self, row: Speculation, arrives_at: float) -> None:
         request = self._requests.get(row.session)
         if request is None or row.epoch != request.epoch:
-            return False
+            return
         if row.base == 0:
-            request.tail = [0] * (4 * self._num_steps + 5)  # lost: start again
-            return False
+            raise AssertionError("the draft server has lost a session, and nothing here loses one: this is a bug")
         del request.tail[: row.base - request.confirmed]
         request.confirmed = row.base
-        if request.tail:
-            return False  # overtaken
-        tokens = unpack_tokens(row.tokens, _NO_LIMIT).tolist()
-        self._ready[row.session] = arrives_at, row.base, Proposal(tokens[: self._num_steps], row.source)
-        if arrives_at > until or row.session not in self._expected:
-            return False
-        self._expected.discard(row.session)
-        return True
+        tokens: list[int] = unpack_tokens(row.tokens, _NO_LIMIT).tolist()
+        if not request.tail:
+            ready = Ready(row.base, Proposed(tokens[: self._num_steps]), row.source)
+            self._ready[row.session] = arrives_at, ready
+
+
+def _outcome(request: Request, verified: int) -> Outcome:
+    tokens = pack_tokens(request.tail)
+    return Outcome(request.session, request.epoch, request.confirmed, verified, request.remaining, tokens)

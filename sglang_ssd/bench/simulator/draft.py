@@ -16,6 +16,7 @@ from sglang_ssd.draft_server.socket import Mail
 from sglang_ssd.protocol import Hello, Speculations, ToDraft, ToTarget
 
 BOOT, ME = 1, b"simulator"
+_LEAST_WAIT_S = 1e-6
 
 
 class Answer(NamedTuple):
@@ -46,9 +47,15 @@ class VirtualDraft:
         while self.clock.time < time and not done(self._mailbox.answers):
             self._take_mail()
             if not self._turn() and not done(self._mailbox.answers):
-                self.clock.wait_until(min(time, self._inbox[0][0] if self._inbox else math.inf))
+                self._wait(time)
         answers, self._mailbox.answers = self._mailbox.answers, []
         return answers
+
+    def _wait(self, time: float) -> None:
+        """For mail, as long as the server would, but not beyond ``time``."""
+        mail_at = self._inbox[0][0] if self._inbox else math.inf
+        patience_s = max(_LEAST_WAIT_S, self.server.patience())
+        self.clock.wait_until(min(time, mail_at, self.clock.time + patience_s))
 
     def _take_mail(self) -> None:
         came = False

@@ -5,9 +5,9 @@ predecessor's slot and the token, as a model would find its state from the KV be
 that is the next position; behind a wrong guess what was recorded there, and behind any other token a row that was
 recorded behind some other wrong guess, always the same one.
 
-Ids: the candidate of rank r has the id r, at every position; a true token that is no candidate has the id M. So one
-table tells the next row. A session's prompt is one token, M + 1 + the position in the trace where its text begins,
-times the number of sessions plus its own.
+Ids: the candidate of rank r in row i has the id i (M + 1) + r, and a true token that is no candidate r = M. So one
+table tells the next row, and no text repeats itself: its past says nothing of its future, here. A session's prompt is
+one token that says where in the trace its text begins, and whose it is.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sglang_ssd.bench.simulator.profile import Times
 from sglang_ssd.bench.simulator.trace import BEYOND, Ints, Trace
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, Rows
 
-_SESSIONS = 1 << 16
+_SESSIONS = 1 << 14
 """Prompts of one begin that differ."""
 
 
 @dataclass(frozen=True)
 class Language:
     """A trace as token ids: ``truth`` [n] is the true token at each position, ``following`` [R, M + 1] the row behind
-    each row and token; rows 0..n-1 are the positions, the others lie beyond wrong guesses.
+    each row and rank; rows 0..n-1 are the positions, the others lie beyond wrong guesses.
     """
 
     trace: Trace
@@ -49,20 +49,24 @@ class Language:
         truth = np.where(trace.ranks == BEYOND, m, trace.ranks)
         following[rows[:n], truth] = (rows[:n] + 1) % n
         scores = np.concatenate([trace.scores, trace.beyond.reshape(-1, m)])
-        return cls(trace, truth, following.astype(np.int32), scores)
+        return cls(trace, truth + rows[:n] * (m + 1), following.astype(np.int32), scores)
+
+    @property
+    def _candidates_end(self) -> int:
+        return self.following.size
 
     @property
     def vocab_size(self) -> int:
         """Ids of all prompts included."""
-        return self.trace.candidates + 1 + len(self.trace) * _SESSIONS
+        return self._candidates_end + len(self.trace) * _SESSIONS
 
     def prompt(self, begin: int, session: int) -> int:
         """The one prompt token of a session whose text begins at position ``begin``."""
-        return self.trace.candidates + 1 + begin * _SESSIONS + session % _SESSIONS
+        return self._candidates_end + begin * _SESSIONS + session % _SESSIONS
 
     def begins(self, prompts: Ints) -> Ints:
         """The positions that :meth:`prompt` was told."""
-        return (prompts - self.trace.candidates - 1) // _SESSIONS
+        return (prompts - self._candidates_end) // _SESSIONS
 
 
 class VirtualEngine:
@@ -73,7 +77,7 @@ class VirtualEngine:
         self._language, self._times, self._clock = language, times, clock
         self._table = np.zeros((limits.rows, limits.context_length), dtype=np.int32)
         self._row_behind = np.zeros(limits.slots + 1, dtype=np.int32)
-        self._ids = np.arange(language.trace.candidates, dtype=np.int64)
+        self._ranks = np.arange(language.trace.candidates, dtype=np.int64)
         self.rows = 0
         """Of all forwards."""
 
@@ -92,8 +96,9 @@ class VirtualEngine:
         self._place(batch.rows, batch.positions, batch.tokens, batch.slots)
         self._clock.advance(self._times.step(len(batch)))
         self.rows += len(batch)
-        scores = self._language.scores[self._row_behind[batch.slots]]
-        return Candidates(np.broadcast_to(self._ids, scores.shape), scores)
+        behind = self._row_behind[batch.slots].astype(np.int64)
+        ids = behind[:, None] * (self._language.trace.candidates + 1) + self._ranks
+        return Candidates(ids, self._language.scores[behind])
 
     def extend(self, row: int, start: int, tokens: Ints, slots: Ints) -> None:
         """See DraftEngine."""
@@ -116,7 +121,9 @@ class VirtualEngine:
     def _set(self, before: NDArray[np.int32], positions: Ints, tokens: Ints, slots: Ints) -> None:
         first = positions == 0
         language = self._language
-        inner = language.following[self._row_behind[before], np.where(first, 0, tokens)]
+        row = self._row_behind[before]
+        ranks = np.where(first, 0, tokens - row.astype(np.int64) * (language.trace.candidates + 1))
+        inner = language.following[row, ranks]
         self._row_behind[slots] = np.where(first, language.begins(tokens), inner)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from sglang_ssd.bench.simulator.client import Client
+from sglang_ssd.bench.simulator.clock import VirtualClock
 from sglang_ssd.bench.simulator.draft import VirtualDraft
 from sglang_ssd.bench.simulator.engine import Language
 from sglang_ssd.bench.simulator.profile import Profile
 from sglang_ssd.bench.simulator.target import Crowd, Tally, Target
 from sglang_ssd.bench.simulator.trace import Trace
+from sglang_ssd.config import SSDConfig
 from sglang_ssd.draft_server.engine import EngineLimits
 from sglang_ssd.protocol import PROTOCOL_VERSION, Hello, Sampling
+from sglang_ssd.scheduler.link import SchedulerOptions
 
 _ROWS_PER_SESSION = 32
 
@@ -20,8 +24,9 @@ _ROWS_PER_SESSION = 32
 @dataclass(frozen=True)
 class Load:
     """What is asked: ``batch`` requests at a time of ``new_tokens`` each, at one temperature; ``slow`` times the
-    profile's draft. Lookahead and fan-out are the profile's unless given. Every mode makes ``tokens`` for each place in
-    the batch, after ``warm_up`` that do not count, so that all of them go through the same texts.
+    profile's draft. Lookahead and fan-out are the profile's unless given; ``options`` are any others of ours, as
+    (name, value). Every mode makes ``tokens`` for each place in the batch, after ``warm_up`` that do not count, so that
+    all of them go through the same texts.
     """
 
     batch: int = 1
@@ -29,6 +34,7 @@ class Load:
     slow: float = 1.0
     num_steps: int | None = None
     fan_out: int | None = None
+    options: tuple[tuple[str, str], ...] = ()
     new_tokens: int = 128
     seed: int = 0
     warm_up: int = 60
@@ -40,12 +46,14 @@ class Load:
 
 
 def simulate(profile: Profile, mode: str, load: Load) -> Tally:
-    """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic."""
+    """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic. Raises ConfigError for options that make no sense."""
     language = _language(profile.trace(load.temperature))
     times = replace(profile.times, slow=load.slow)
     crowd = Crowd(language, load.batch, load.new_tokens, load.seed)
     num_steps = load.num_steps or profile.num_steps
-    client = None
+    given: dict[str, Any] = {"fan_out": load.fan_out or profile.fan_out, **dict(load.options)}
+    config = SSDConfig(mode=mode, **given)
+    clock, client = VirtualClock(), None
     if mode != "off":
         limits = EngineLimits(
             slots=load.batch * (load.new_tokens + _ROWS_PER_SESSION * (num_steps + 2)),
@@ -53,10 +61,10 @@ def simulate(profile: Profile, mode: str, load: Load) -> Tally:
             context_length=load.new_tokens + 2 * num_steps + 2,
             vocab_size=language.vocab_size,
         )
-        hello = _hello(mode, num_steps, load.fan_out or profile.fan_out, language.vocab_size)
-        draft = VirtualDraft(language, times, hello, limits, load.batch + 1)
-        client = Client(draft, num_steps, Sampling(load.temperature, load.seed))
-    target = Target(crowd, times, client, num_steps)
+        draft = VirtualDraft(language, times, _hello(config, num_steps, language), limits, load.batch + 1)
+        client = Client(draft, clock, num_steps, Sampling(load.temperature, load.seed))
+    options = SchedulerOptions(config, None, "simulator")
+    target = Target(crowd, times, clock, client, options, num_steps)
     target.run(load.batch * load.warm_up)
     return target.run(load.batch * load.tokens)
 
@@ -68,17 +76,18 @@ def best_sync(profile: Profile, load: Load, longest: int = 8) -> tuple[int, Tall
     return best, runs[best]
 
 
-def _hello(mode: str, num_steps: int, fan_out: int, vocab_size: int) -> Hello:
+def _hello(config: SSDConfig, num_steps: int, language: Language) -> Hello:
     return Hello(
         version=PROTOCOL_VERSION,
-        vocab_size=vocab_size,
+        vocab_size=language.vocab_size,
         fingerprint="",
         num_steps=num_steps,
-        verify="coupled",
-        mode=mode,
-        wait="auto",
-        fan_out=fan_out,
+        verify=config.verify,
+        mode=config.mode,
+        wait=config.wait,
+        fan_out=config.fan_out,
         target="simulator",
+        planner=config.planner,
     )
 
 

@@ -1,17 +1,20 @@
-"""A target in virtual time: closed-loop requests, verified in rounds, and the scheduler's policy about drafts."""
+"""A target in virtual time: closed-loop requests in rounds. What decides about drafts is the scheduler's real code."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from sglang_ssd.bench.simulator.client import Client, Request
+from sglang_ssd.bench.simulator.clock import VirtualClock
 from sglang_ssd.bench.simulator.engine import Language
 from sglang_ssd.bench.simulator.profile import Times
-from sglang_ssd.policy.deadline import Deadline
-from sglang_ssd.policy.running import RunningMean
+from sglang_ssd.scheduler.collector import Answer, Collector
+from sglang_ssd.scheduler.figures import Figures
+from sglang_ssd.scheduler.link import SchedulerOptions
 
 
 @dataclass
@@ -34,7 +37,7 @@ class Tally:
     @property
     def tokens_per_round(self) -> float:
         """Of one request."""
-        return self.tokens / max(1, self.by_source.total())
+        return self.tokens / max(1, self.by_length.total())
 
     @property
     def mean_drafts(self) -> float:
@@ -43,7 +46,7 @@ class Tally:
 
     @property
     def hit_rate(self) -> float:
-        """Rows whose drafts were all prepared."""
+        """Rows whose drafts were all prepared, of those for which any were asked for."""
         return self.by_source["hit"] / max(1, self.by_source.total())
 
     @property
@@ -74,16 +77,28 @@ class Crowd:
         return [int(truth[(at + i) % len(truth)]) for i in range(count)]
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A row's outcome."""
+
+    source: str
+    accepted: int
+    length: int
+
+
 class Target:
     """Rounds of a batch. Without a client nothing is drafted: mode ``off``."""
 
-    def __init__(self, crowd: Crowd, times: Times, client: Client | None, num_steps: int) -> None:
-        self._crowd, self._times, self._client, self._num_steps = crowd, times, client, num_steps
+    def __init__(
+        self, crowd: Crowd, times: Times, clock: VirtualClock, client: Client | None, options: SchedulerOptions, k: int
+    ) -> None:
+        self._crowd, self._times, self._clock, self._client, self._num_steps = crowd, times, clock, client, k
         self._host_s = times.profile.host_ms / 1e3
-        self._deadline = Deadline()
-        self._accepted = RunningMean(float(num_steps), gain=1 / 32, observed=True)
-        self._verify_s = RunningMean(0.0, gain=1 / 16)
-        self._time = 0.0
+        self._figures = Figures(accepted_per_position=[0] * k, verified_per_position=[0] * k)
+        policy, deadline = options.policy(k), options.deadline()
+        # What the collector asks of its client and of requests is there; the types name the real ones.
+        self._collector = Collector(cast(Any, client), policy, deadline, self._figures, k, clock.now)
+        self._settling: list[Verified] = []
         self.tally = Tally()
         for request in crowd.requests:
             self._begin(request)
@@ -91,68 +106,55 @@ class Target:
 
     def run(self, tokens: int) -> Tally:
         """Rounds until the batch has so many new tokens; what happened in them."""
-        self.tally, begun = Tally(), self._time
+        self.tally, begun, timeouts = Tally(), self._clock.time, self._figures.timeouts
         while self.tally.tokens < tokens:
             self._round()
-        self.tally.seconds = self._time - begun
+        self.tally.seconds = self._clock.time - begun
+        self.tally.timeouts = self._figures.timeouts - timeouts
         return self.tally
 
     def _round(self) -> None:
+        """As the worker does it: settle, collect, verify, decide about the next round, commit."""
+        self._clock.advance(self._host_s)
+        for row in self._settling:
+            self._collector.settled(row.source, row.accepted, row.length)
         requests = self._crowd.requests
-        self._time += self._host_s
-        limits = {request: max(0, min(self._num_steps, request.remaining - 1)) for request in requests}
-        drafts = self._collect(limits)
-        width = 1 + max(map(len, drafts.values()))
-        verify_s = self._times.verify(len(requests), width)
-        self._time += verify_s
-        self._verify_s.observe(verify_s)
-        self._deadline.earned(verify_s)
+        answers = self._collect(requests)
+        width = 1 + max(len(answer.proposed.tokens) for answer in answers)
+        seconds = self._times.verify(len(requests), width)
+        self._clock.advance(seconds)
+        self._settling = [self._verify(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        self._collector.forwarded(len(requests), width, seconds)
+        if self._client is not None:
+            self._collector.plan_round(len(requests))
+        self._tell({request: row.length for request, row in zip(requests, self._settling, strict=True)})
         self.tally.rounds += 1
-        for request, tokens in drafts.items():
-            self._verify(request, tokens)
-        self._tell({request: len(tokens) for request, tokens in drafts.items()})
 
-    def _collect(self, limits: dict[Request, int]) -> dict[Request, list[int]]:
+    def _collect(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """The drafts of every request, after a wait that the policy bounds."""
-        if self._client is None:
-            self.tally.by_source["none"] += len(limits)
-            return {request: [] for request in limits}
-        for answer in self._client.take_answer_times():
-            self._deadline.answered(answer.seconds, in_time=answer.expected, drafted=answer.drafted)
-        worth_s = self._accepted.value * self._verify_s.value if self._verify_s.observed else 1.0
-        allowance_s = self._deadline.allowance_s(worth_s)
-        wanted = [request for request, limit in limits.items() if limit > 0]
-        until, timed_out = self._client.collect(wanted, self._time, allowance_s)
-        if timed_out and allowance_s > 0:
-            self.tally.timeouts += 1
-            self._deadline.missed(allowance_s)
-        self.tally.waited_s += until - self._time
-        self._time = until
-        return {request: self._take(request, limit) for request, limit in limits.items()}
+        began = self._clock.time
+        limits = [max(0, min(self._num_steps, request.remaining - 1)) for request in requests]
+        answers = self._collector.collect(cast(Any, requests), limits)
+        self.tally.waited_s += self._clock.time - began
+        self.tally.by_source.update(answer.source for answer in answers if answer.source)
+        return answers
 
-    def _take(self, request: Request, limit: int) -> list[int]:
-        proposal = self._client.proposed(request, self._time) if self._client is not None else None
-        self.tally.by_source[proposal.source if proposal is not None else "none"] += 1
-        return proposal.tokens[:limit] if proposal is not None else []
-
-    def _verify(self, request: Request, drafts: list[int]) -> None:
+    def _verify(self, request: Request, answer: Answer) -> Verified:
         """Accept the drafts that are the truth, and the one token behind them."""
+        drafts = answer.proposed.tokens
         truth = self._crowd.truth(request, len(drafts) + 1)
-        accepted = next(
-            (i for i, (draft, true) in enumerate(zip(drafts, truth, strict=False)) if draft != true), len(drafts)
-        )
+        accepted = next((i for i, draft in enumerate(drafts) if draft != truth[i]), len(drafts))
         request.commit(truth[: accepted + 1])
         self.tally.tokens += accepted + 1
         self.tally.by_length[len(drafts)] += 1
-        if drafts:
-            self._accepted.observe(accepted)
+        return Verified(answer.source, accepted, len(drafts))
 
     def _tell(self, verified: dict[Request, int]) -> None:
         """Send the outcomes. Requests that have ended make room for new ones, whose first token is an outcome too."""
         verified = dict(self._renewed(verified))
         self._crowd.requests = list(verified)
         if self._client is not None:
-            self._client.commit(verified, self._time, int(1e6 * self._verify_s.value), ("jit",))
+            self._client.commit(verified, self._collector.expected_us(len(verified)), self._collector.plan)
 
     def _renewed(self, verified: dict[Request, int]) -> Iterator[tuple[Request, int]]:
         for request, length in verified.items():
@@ -160,7 +162,7 @@ class Target:
                 yield request, length
                 continue
             if self._client is not None:
-                self._client.close(request, self._time)
+                self._client.close(request)
             fresh = self._crowd.new()
             self._begin(fresh)
             yield fresh, 0
@@ -168,5 +170,5 @@ class Target:
     def _begin(self, request: Request) -> None:
         """The prefill is free here: it costs every mode the same."""
         if self._client is not None:
-            self._client.open(request, self._time)
+            self._client.open(request)
         request.commit(self._crowd.truth(request, 1))
