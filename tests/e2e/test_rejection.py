@@ -1,4 +1,4 @@
-"""The rejection rule behind a real server: greedy rows as ever, and at T > 0 the target's own law.
+"""The rejection rule behind a real server: greedy rows as ever, whatever they ask for, and at T > 0 the target's law.
 
 The law: logit bias leaves six tokens, so that a few thousand draws say something. What each draw should have been is a
 forward of the checkpoint in Hugging Face transformers over the text before it. Two chi-squares per run, of which tokens
@@ -15,12 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
 from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.conftest import CONTEXT, Rig
 from tests.e2e.servers import DraftServer, free_port, start_ssd
-from tests.e2e.workload import Case, differences, run_staggered
+from tests.e2e.test_surface import RARE, bodies
+from tests.e2e.workload import Case, clear, differences, run_staggered, without_speculation
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
@@ -29,6 +32,7 @@ PROMPT = [5, 90, 17, 230, 444, 9]
 NEW_TOKENS = 33
 REQUESTS = 625 if os.environ.get("SSD_SOAK") == "1" else 100
 FALSE_ALARM = 1e-7
+FEW = settings(RARE, max_examples=40 if os.environ.get("SSD_SOAK") == "1" else 6)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,7 @@ def rig(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]
     root = tmp_path_factory.mktemp("rejection")
     draft = DraftServer(f"tcp://127.0.0.1:{free_port()}", root / "draft.log")
     flags = ["--context-length", str(CONTEXT), "--max-total-tokens", "16384", "--max-running-requests", "16"]
+    flags += ["--enable-custom-logit-processor"]
     ssd = ["--speculative-num-steps", "4", "--speculative-ssd-endpoint", draft.endpoint]
     ssd += ["--speculative-ssd-wait", "full", "--speculative-ssd-verify", "rejection"]
     server = start_ssd(models / "target", models / "copy", root / "server.log", *flags, *ssd)
@@ -61,6 +66,43 @@ def test_greedy_text_is_that_of_the_same_server_without_speculation(rig: Rig, dr
     for answer, expected in zip(drafted, plain, strict=True):
         assert differences(answer, expected) == []
     assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in drafted) > 10
+
+
+@st.composite
+def greedy_bodies(draw: st.DrawFn) -> dict:
+    """Anything that a request can ask for, at temperature 0."""
+    body = draw(bodies())
+    return body | {"sampling_params": body["sampling_params"] | {"temperature": 0}}
+
+
+@pytest.mark.parametrize("draft", ["noisy", "constant"])
+def test_any_greedy_request(rig: Rig, draft: str) -> None:
+    """Together with others that sample, then one alone, after a flush and from the cache.
+
+    What the same server answers without speculation is the reference; near-ties are screened on that.
+    """
+    rig.use(draft)
+
+    @seed(f"rejection {draft}")
+    @FEW
+    @given(st.lists(greedy_bodies(), min_size=7, max_size=7), st.lists(bodies(), min_size=2, max_size=2))
+    def run(batch: list[dict], others: list[dict]) -> None:
+        known = [body for body in batch if clear(rig.server, without_speculation(body))]
+        compared.append(len(known))
+        plain = run_staggered(rig.server, [without_speculation(body) for body in known])
+        together = run_staggered(rig.server, [*known, *others])
+        for body, answer, expected in zip(known, together, plain, strict=False):
+            assert differences(answer, expected) == [], body
+        for body, expected in zip(known[-1:], plain[-1:], strict=True):
+            rig.server.flush()
+            for _ in range(2):
+                assert differences(rig.server.generate(**body), expected) == [], body
+
+    compared: list[int] = []
+    before = rig.server.status()["rounds"]
+    run()
+    assert sum(compared) > 0.7 * 7 * len(compared)
+    assert rig.server.status()["rounds"] > before + 100
 
 
 @pytest.mark.parametrize("draft", ["copy", "other"])
