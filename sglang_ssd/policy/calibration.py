@@ -56,5 +56,18 @@ class Calibration:
         for knot, weight in ((above - 1, 1 - share), (above, share)):
             np.add.at(self._tried, (ranges, knot), weight)
             np.add.at(self._happened, (ranges, knot), weight * happened)
-        raw = (self._happened + _TRUST * self._start) / (self._tried + _TRUST)
-        self._curves = np.maximum.accumulate(raw, axis=1)
+        for each in np.unique(ranges):
+            weights = self._tried[each] + _TRUST
+            self._curves[each] = rising((self._happened[each] + _TRUST * self._start) / weights, weights)
+
+
+def rising(values: Floats, weights: Floats) -> Floats:
+    """The nearest curve to ``values`` [n], by weighted squares, that never falls: neighbours that do are pooled."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            right, left = pools.pop(), pools.pop()
+            total = left[1] + right[1]
+            pools.append(((left[0] * left[1] + right[0] * right[1]) / total, total, left[2] + right[2]))
+    return np.repeat([value for value, _, _ in pools], [count for _, _, count in pools])

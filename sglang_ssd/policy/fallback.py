@@ -36,12 +36,10 @@ class Round:
 
 def best_fallback(missed: int, round_: Round, kinds: frozenset[str]) -> Fallback:
     """The answer, of ``kinds``, with the most expected tokens per second of the round that it begins."""
-    options = [Fallback("none")]
-    if "ngram" in kinds:
-        options.append(Fallback("ngram"))
+    options = [Fallback(kind) for kind in ("none", "ngram") if kind in kinds]
     if "jit" in kinds:
         options += [Fallback("jit", steps) for steps in range(1, round_.limit + 1)]
-    return max(options, key=lambda option: _rate(option, missed, round_))
+    return max(options, key=lambda option: _rate(option, missed, round_), default=Fallback("none"))
 
 
 def rule(round_: Round, kinds: frozenset[str], longest: int) -> tuple[Fallback, ...]:

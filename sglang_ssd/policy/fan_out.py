@@ -10,7 +10,7 @@ import numpy as np
 from sglang_ssd.policy.acceptance import Acceptance
 from sglang_ssd.policy.planner import Chain, Floats, outcome_odds, padded, spread
 
-_LEAST_EXPONENT, _LARGEST_EXPONENT = 0.3, 3.0
+_LEAST_EXPONENT, _LARGEST_EXPONENT = 0.3, 2.0
 _MEMORY = 0.995
 _PRIOR_TRIED = 20.0
 

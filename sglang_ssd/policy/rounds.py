@@ -36,7 +36,9 @@ class _Batch:
 
 
 class RoundPolicy:
-    """One server's decisions. ``kinds`` are the fallbacks that may be chosen; not ``adaptive``: always K and jit."""
+    """One server's decisions. ``kinds`` are the fallbacks that may be chosen. Not ``adaptive``: K as it is given, and all
+    of it on demand where jit is the only kind.
+    """
 
     def __init__(self, num_steps: int, kinds: frozenset[str], *, adaptive: bool) -> None:
         self._most, self._kinds, self._adaptive = num_steps, kinds, adaptive
@@ -91,9 +93,8 @@ class RoundPolicy:
 
     def rule(self, batch: int, num_steps: int) -> tuple[Fallback, ...]:
         """The answers for 1, 2, ... missed rows of the coming round."""
-        if not self._adaptive:
-            kind = next(iter(self._kinds))
-            return (Fallback(kind, self._most if kind == "jit" else 0),)
+        if not self._adaptive and len(self._kinds) == 1:
+            return tuple(Fallback(kind, self._most if kind == "jit" else 0) for kind in self._kinds)
         return rule(self._round(batch, num_steps), self._kinds, LONGEST_RULE)
 
     def fallbacks(self) -> dict[int, str]:

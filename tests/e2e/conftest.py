@@ -88,7 +88,8 @@ def _servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "--speculative-ssd-wait",
             "full",
         ],
-        "roomy": ["--max-total-tokens", "16384"],
+        # A target this small decodes faster than it verifies: K is not left to the clock, or nothing would be drafted.
+        "roomy": ["--max-total-tokens", "16384", "--speculative-ssd-lookahead", "fixed"],
     }.items():
         draft = DraftServer(f"tcp://127.0.0.1:{free_port()}", root / f"{name}-draft.log")
         ssd = ["--speculative-num-steps", str(NUM_STEPS), "--speculative-ssd-endpoint", draft.endpoint]

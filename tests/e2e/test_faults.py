@@ -24,6 +24,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """Our launcher with its own draft server on SGLang's engine."""
     log = tmp_path_factory.mktemp("launched") / "server.log"
     flags = ["--max-total-tokens", "8192", "--max-running-requests", "8", "--context-length", "1024"]
+    flags += ["--speculative-ssd-lookahead", "fixed", "--speculative-ssd-fallback", "jit"]
     server = start_ssd(models / "target", models / "copy", log, *flags)
     try:
         server.wait_ready()

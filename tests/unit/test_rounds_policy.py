@@ -32,6 +32,7 @@ def test_a_cheap_draft_answers_every_miss_and_a_dear_one_none():
     assert best_fallback(1, a_round(step_s=1.0), ALL).kind == "ngram"
     assert best_fallback(1, a_round(step_s=1.0), frozenset(("jit", "none"))).kind == "none"
     assert best_fallback(1, a_round(step_s=1.0, ngram=0.9), ALL).kind == "none"
+    assert best_fallback(1, a_round(step_s=1.0), frozenset(("jit",))) == Fallback("jit", 1)  # it was asked for
 
 
 @pytest.mark.parametrize("missed", [1, 2, 3, 4])
