@@ -36,8 +36,8 @@ class _Batch:
 
 
 class RoundPolicy:
-    """One server's decisions. ``kinds`` are the fallbacks that may be chosen. Not ``adaptive``: K as it is given, and all
-    of it on demand where jit is the only kind.
+    """One server's decisions. ``kinds`` are the fallbacks that may be chosen. Not ``adaptive``: always the K given,
+    and the whole of it on demand where jit is the only kind.
     """
 
     def __init__(self, num_steps: int, kinds: frozenset[str], *, adaptive: bool) -> None:

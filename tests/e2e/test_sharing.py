@@ -18,7 +18,7 @@ SHORT = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangServer]:
     log = tmp_path_factory.mktemp("sharing") / "server.log"
-    flags = ["--max-total-tokens", "16384", "--max-running-requests", "16", "--context-length", "2048"]
+    flags = ["--max-total-tokens", "16384", "--max-running-requests", "16", "--context-length", "1024"]
     server = start_ssd(models / "target", models / "copy", log, *flags, "--speculative-ssd-draft-engine", "torch")
     try:
         server.wait_ready()
