@@ -8,6 +8,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "bench"
 
+_SHOWN = ("--benchmark-only", "--benchmark-columns=min,median,rounds", "--benchmark-time-unit=us")
+_SHOWN += ("--benchmark-group-by=func", "--benchmark-sort=fullname")
+
 
 def main(argv: Sequence[str]) -> int:
     """The exit status; 2 without a checkout or without pytest-benchmark."""
@@ -20,5 +23,4 @@ def main(argv: Sequence[str]) -> int:
     if not FOLDER.is_dir():
         sys.stderr.write("micro runs from a checkout: the installed package has no tests/bench.\n")
         return 2
-    columns = "--benchmark-columns=min,median,ops,rounds"
-    return int(pytest.main([str(FOLDER), "--benchmark-only", columns, "--timeout=600", *argv]))
+    return int(pytest.main([str(FOLDER), *_SHOWN, "--timeout=600", *argv]))
