@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "bench"
-
-_SHOWN = ("--benchmark-only", "--benchmark-columns=min,median,rounds", "--benchmark-time-unit=us")
-_SHOWN += ("--benchmark-group-by=func", "--benchmark-sort=fullname")
+_SHOWN = (
+    "--benchmark-only",
+    "--benchmark-columns=min,median,rounds",
+    "--benchmark-time-unit=us",
+    "--benchmark-group-by=func",
+    "--benchmark-sort=fullname",
+)
 
 
 def main(argv: Sequence[str]) -> int:
