@@ -112,11 +112,10 @@ class Drafter:
 
     def _allot(self, session: Session, growth: Growth) -> None:
         """Leave no rows where a grammar has no use for them."""
-        room = {k: len(self._candidates(session, k, [])) for k in session.legal}
+        useful = {k for k in range(len(growth.fan_out)) if depth_of(session, k, growth.depth) > 0}
+        room = {k: len(self._candidates(session, k, [])) if k in useful else 0 for k in session.legal}
         growth.fan_out = spread(growth.fan_out, room)
-        growth.waiting = {
-            k for k, count in enumerate(growth.fan_out) if count and depth_of(session, k, growth.depth) > 0
-        }
+        growth.waiting = {k for k in useful if growth.fan_out[k]}
 
     def _trunk(self, forward: Forward, session: Session, guesses_from: int, *, drafting: bool) -> bool:
         """Run what has no KV of text and chain, and see to guesses from position ``guesses_from`` on; False: starved.

@@ -54,12 +54,16 @@ def is_illegal(branch: Branch) -> bool:
 
 
 def spread(fan_out: Sequence[int], room: Mapping[int, int]) -> list[int]:
-    """Fan-outs of the same sum where position k has use for at most ``room[k]``, if it is named there.
+    """Fan-outs of the same sum, or less, where position k has use for at most ``room[k]``, if it is named there.
 
-    What is left over goes to the others, one row each in turn, to those with most first.
+    What is left over goes to positions with room, one row each in turn, to those with most first. A position without
+    rows gets some only if it is named: then it is known to have few outcomes.
     """
     shares = [min(count, room.get(k, count)) for k, count in enumerate(fan_out)]
-    others = sorted((k for k, count in enumerate(fan_out) if count and k not in room), key=lambda k: (-fan_out[k], k))
-    for index in range(sum(fan_out) - sum(shares) if others else 0):
-        shares[others[index % len(others)]] += 1
+    left = sum(fan_out) - sum(shares)
+    takers = sorted((k for k, count in enumerate(fan_out) if count or k in room), key=lambda k: (-fan_out[k], k))
+    while left and (takers := [k for k in takers if k not in room or shares[k] < room[k]]):
+        for k in takers[:left]:
+            shares[k] += 1
+        left -= min(left, len(takers))
     return shares

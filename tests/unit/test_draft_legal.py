@@ -178,3 +178,5 @@ def test_rows_go_where_they_are_of_use():
     assert spread([4, 3, 2], {0: 1}) == [1, 5, 3]
     assert spread([4, 3, 2], {1: 9}) == [4, 3, 2]
     assert spread([4, 0, 2], {0: 0, 2: 1}) == [0, 0, 1]
+    assert spread([0, 5, 2], {0: 3, 1: 0, 2: 0}) == [3, 0, 0]
+    assert spread([0, 5, 2], {0: 3, 1: 0}) == [2, 0, 5]
