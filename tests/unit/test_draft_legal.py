@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from sglang_ssd.draft_server.engine import Candidates
 from sglang_ssd.draft_server.legal import ranked, spread
 from sglang_ssd.protocol import MAX_LEGAL, Legal, LegalRow, pack_tokens
 from tests.support import BOOT, FakeEngine, Harness, guess, legal_row
@@ -92,6 +94,30 @@ def test_nothing_is_grown_behind_a_draft_that_is_illegal(harness):
     harness.settle()
     assert growing(harness) == {(0, only)}
     assert harness.server.figures()["branches_illegal"] > 0
+
+
+class SureEngine(FakeEngine):
+    """Says 1, 2, 3, 4 after everything, and is sure of the 1."""
+
+    def decode(self, batch):
+        super().decode(batch)
+        ids, scores = np.array([1, 2, 3, 4]), np.array([0.0, -40.0, -41.0, -42.0], dtype=np.float32)
+        return Candidates(np.tile(ids, (len(batch), 1)), np.tile(scores, (len(batch), 1)))
+
+
+def test_a_draft_that_sees_no_chance_for_what_is_legal_prepares_it_all_the_same():
+    """Its planner puts every row behind its own chain, which turns out to be illegal."""
+    harness = Harness(SureEngine(slots=400, rows=40))
+    harness.prefill(1, PROMPT)
+    harness.settle()
+    for _ in range(12):  # it has always been right
+        harness.play(1, [*harness.chains[1], 1])
+        harness.settle()
+    assert at(growing(harness), 0) == []
+    harness.restrict(1, [0, 3, 5], [], [], [])
+    harness.settle()
+    assert sorted(growing(harness)) == [(0, 0), (0, 3), (0, 5)]
+    assert harness.play(1, [5]).source == "hit"
 
 
 def test_it_ends_with_its_round(harness):
