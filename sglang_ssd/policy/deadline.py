@@ -3,8 +3,9 @@
 The allowance follows the measured answer times as TCP's retransmission timer does (smoothed mean plus four
 deviations), apart for answers that were ready and for those that were drafted first: both come from one draft
 server, and the ready ones must not make it seem that drafting is late. A round that waits in vain backs off: the next
-1, 2, 4, ... rounds wait only as long as a ready answer takes. And what is waited in vain is paid from a credit that the
-target's own work earns, so that a stalled or slow draft costs at most half a second and then a twentieth of the time.
+1, 2, 4, ... rounds wait only as long as a ready answer takes, and when that too is in vain, not at all. And what is
+waited in vain is paid from a credit that the target's own work earns, so that a stalled or slow draft costs at most
+half a second and then a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,28 @@ class AnswerTimes:
 
 
 @dataclass
+class BackOff:
+    """Pauses of 1, 2, 4, ... rounds, each after a wait in vain."""
+
+    _length: int = 0
+    _left: int = 0
+
+    def pauses(self) -> bool:
+        """Whether this round is part of a pause. Call once per round that asks."""
+        paused = self._left > 0
+        self._left -= paused
+        return paused
+
+    def missed(self) -> None:
+        """The next pause is twice as long."""
+        self._length = self._left = min(_LONGEST_BACK_OFF, max(1, 2 * self._length))
+
+    def reset(self) -> None:
+        """All is well."""
+        self._length = self._left = 0
+
+
+@dataclass
 class Deadline:
     """Adaptive waiting. ``cap_s`` bounds every wait; ``None`` leaves it to the measurements."""
 
@@ -51,10 +74,10 @@ class Deadline:
     patient: bool = False
     _ready: AnswerTimes = field(default_factory=AnswerTimes)
     _drafted: AnswerTimes = field(default_factory=AnswerTimes)
-    _back_off: int = 0
-    _rounds_to_skip: int = 0
-    _rounds: int = 0
+    _long_waits: BackOff = field(default_factory=BackOff)
+    _short_waits: BackOff = field(default_factory=BackOff)
     _short: bool = False
+    _rounds: int = 0
     _credit_s: float = _FIRST_CREDIT_S
 
     def allowance_s(self, worth_s: float = math.inf) -> float:
@@ -66,19 +89,20 @@ class Deadline:
         if self.patient:
             return 3600.0
         self._rounds += 1
-        ready, drafted = self._ready.allowance_s, self._drafted.allowance_s
-        self._short = self._rounds_to_skip > 0
-        if self._short:
-            self._rounds_to_skip -= 1
-            measured = 0.0 if ready is None else ready
-        else:
-            known = [seconds for seconds in (ready, drafted) if seconds is not None]
-            # A kind that was never seen may take longer than the one that was.
-            measured = max([*known, *([] if drafted is not None else [_FIRST_ALLOWANCE_S])])
+        measured = self._measured_s()
         if self._rounds % _LOOK_EVERY == 0:
             worth_s = math.inf
         allowed = min(max(_LEAST_ALLOWANCE_S, min(measured, worth_s)) if measured else 0.0, self._credit_s)
         return allowed if self.cap_s is None else min(allowed, self.cap_s)
+
+    def _measured_s(self) -> float:
+        """By how long answers take; 0 in a pause."""
+        ready, drafted = self._ready.allowance_s, self._drafted.allowance_s
+        self._short = self._long_waits.pauses()
+        if self._short:
+            return 0.0 if ready is None or self._short_waits.pauses() else ready
+        # A kind that was never seen may take longer than the one that was.
+        return max(ready or 0.0, _FIRST_ALLOWANCE_S if drafted is None else drafted)
 
     def earned(self, seconds: float) -> None:
         """The target worked for ``seconds``."""
@@ -91,12 +115,10 @@ class Deadline:
         """
         (self._drafted if drafted else self._ready).observe(seconds)
         if in_time:
-            self._back_off = self._rounds_to_skip = 0
+            self._long_waits.reset()
+            self._short_waits.reset()
 
     def missed(self, seconds: float) -> None:
         """A round waited its whole allowance of ``seconds`` in vain."""
         self._credit_s = max(0.0, self._credit_s - seconds)
-        if self._short:
-            return  # on purpose
-        self._back_off = min(_LONGEST_BACK_OFF, max(1, 2 * self._back_off))
-        self._rounds_to_skip = self._back_off
+        (self._short_waits if self._short else self._long_waits).missed()

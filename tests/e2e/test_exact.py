@@ -80,6 +80,7 @@ def test_every_size_at_once(rig: Rig, truth: Oracle, draft: str) -> None:
 
 def test_a_perfect_draft_is_accepted_whole_and_always_prepared(tight: Rig, truth: Oracle) -> None:
     tight.use("copy")
+    assert_exact(tight.server, truth, [(truth.clear_cases([Case(10, 25, 160)])[0], {})])  # its planner learns
     for seed, num_steps in ((11, 1), (12, 4), (13, 7), (14, NUM_STEPS)):
         case = truth.clear_cases([Case(seed, 25, 1 + 3 * (num_steps + 1))])[0]
         (answer,) = assert_exact(tight.server, truth, [(case, {"num_steps": num_steps})])

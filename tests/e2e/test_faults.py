@@ -121,7 +121,7 @@ def test_a_stalled_draft_server_is_not_waited_for_every_round(server: SGLangServ
             last = chunk
         assert last["output_ids"] == expected["output_ids"]
         rounds = last["meta_info"]["ssd_rounds"]
-        assert 0 < server.status()["timeouts"] - timeouts <= 12 < rounds  # each wait in vain doubles the pause
+        assert 0 < server.status()["timeouts"] - timeouts <= 24 < rounds  # each wait in vain doubles a pause
         assert requests.get(f"{server.url}/health_generate", timeout=60).status_code == 200
     finally:
         victim.send_signal(signal.SIGCONT)
