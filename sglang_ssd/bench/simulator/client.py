@@ -69,6 +69,11 @@ class Client:
         self.draft_steps: tuple[tuple[int, int], ...] = ()
         """See DraftClient."""
 
+    @property
+    def draft_rows(self) -> int:
+        """Of all the draft server's forwards so far."""
+        return self._draft.rows
+
     def open(self, request: Request) -> None:
         """A new request, or an old one under a new epoch."""
         self._requests[request.session] = request

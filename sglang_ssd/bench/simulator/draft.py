@@ -38,6 +38,11 @@ class VirtualDraft:
         self._inbox: deque[tuple[float, ToDraft]] = deque()
         self.server.handle(ME, hello)
 
+    @property
+    def rows(self) -> int:
+        """Of all forwards so far."""
+        return self._engine.rows
+
     def post(self, message: ToDraft, at: float) -> None:
         """The target sends ``message`` at that time, not before earlier ones."""
         self._inbox.append((at + self._half_trip_s, message))

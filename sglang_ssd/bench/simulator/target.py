@@ -19,13 +19,16 @@ from sglang_ssd.scheduler.link import SchedulerOptions
 
 @dataclass
 class Tally:
-    """What happened. ``by_source`` counts rows by the source of their drafts, ``by_length`` by how many there were."""
+    """What happened. ``by_source`` counts rows by the source of their drafts, ``by_length`` by how many there were;
+    ``draft_rows`` are those of the draft server's forwards.
+    """
 
     rounds: int = 0
     tokens: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
     timeouts: int = 0
+    draft_rows: int = 0
     by_source: Counter[str] = field(default_factory=Counter)
     by_length: Counter[int] = field(default_factory=Counter)
 
@@ -48,6 +51,11 @@ class Tally:
     def hit_rate(self) -> float:
         """Rows whose drafts were all prepared, of those for which any were asked for."""
         return self.by_source["hit"] / max(1, self.by_source.total())
+
+    @property
+    def rows_per_round(self) -> float:
+        """Tokens that the draft server ran, for one request and round."""
+        return self.draft_rows / max(1, self.by_length.total())
 
     @property
     def round_ms(self) -> float:
@@ -106,12 +114,16 @@ class Target:
 
     def run(self, tokens: int) -> Tally:
         """Rounds until the batch has so many new tokens; what happened in them."""
-        self.tally, begun, timeouts = Tally(), self._clock.time, self._figures.timeouts
+        self.tally, begun, timeouts, rows = Tally(), self._clock.time, self._figures.timeouts, self._draft_rows()
         while self.tally.tokens < tokens:
             self._round()
         self.tally.seconds = self._clock.time - begun
         self.tally.timeouts = self._figures.timeouts - timeouts
+        self.tally.draft_rows = self._draft_rows() - rows
         return self.tally
+
+    def _draft_rows(self) -> int:
+        return 0 if self._client is None else self._client.draft_rows
 
     def _round(self) -> None:
         """As the worker does it: settle, collect, verify, decide about the next round, commit."""
