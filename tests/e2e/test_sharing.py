@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,15 +35,11 @@ def text(begin: int, length: int) -> list[int]:
 
 
 def prefilled(server: SGLangServer) -> int:
-    """Tokens that the draft server has run as prefill chunks, once its figures have come to rest."""
-    seen = [-1, -2]
-
-    def rests() -> bool:
-        seen.append(server.status()["draft_figures"].get("prefill_tokens", 0))
-        return seen[-1] == seen[-2] == seen[-3]
-
-    wait_until(rests, 60, "the figures to rest")
-    return seen[-1]
+    """Tokens that the draft server has run as prefill chunks; its figures come twice a second."""
+    seen = -1
+    while seen != (seen := server.status()["draft_figures"].get("prefill_tokens", 0)):
+        time.sleep(2)
+    return seen
 
 
 async def together(server: SGLangServer, prompts: list[list[int]]) -> list[dict]:
