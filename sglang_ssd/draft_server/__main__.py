@@ -12,11 +12,12 @@ from pathlib import Path
 
 import setproctitle
 
-from sglang_ssd.config import ConfigError
+from sglang_ssd.config import MAX_NUM_STEPS, ConfigError
 from sglang_ssd.draft_server.engine import DraftEngine
 from sglang_ssd.draft_server.server import DraftServer, Offer
 from sglang_ssd.draft_server.settings import DraftSettings
 from sglang_ssd.draft_server.socket import Door
+from sglang_ssd.draft_server.suffixes import Past
 from sglang_ssd.tokenizers import load_fingerprint
 
 logger = logging.getLogger("sglang_ssd.draft_server")
@@ -59,7 +60,7 @@ def serve(settings: DraftSettings) -> None:
     gc.freeze()
     gc.disable()  # with a million tree nodes a collection takes as long as a round, so it waits until there is time
     try:
-        DraftServer(engine, door, offer).run(when_idle=gc.collect)
+        DraftServer(engine, door, offer, past=load_past(settings)).run(when_idle=gc.collect)
     finally:
         door.close()
 
@@ -74,6 +75,15 @@ def load_engine(settings: DraftSettings) -> DraftEngine:
 
     engine: DraftEngine = SGLangEngine(settings.for_engine())
     return engine
+
+
+def load_past(settings: DraftSettings) -> Past | None:
+    """What remembers ended texts: SGLang's corpus, with SGLang's engine."""
+    if settings.engine == "torch":
+        return None
+    from sglang_ssd.draft_server.ngram_sglang import SharedPast
+
+    return SharedPast(MAX_NUM_STEPS)
 
 
 def _die_with_parent() -> None:

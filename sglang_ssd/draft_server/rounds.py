@@ -11,7 +11,7 @@ from sglang_ssd.draft_server.growth import Drafter
 from sglang_ssd.draft_server.outlook import Ended
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.sessions import Sessions
-from sglang_ssd.draft_server.suffixes import Suffixes
+from sglang_ssd.draft_server.suffixes import Past, Suffixes
 from sglang_ssd.draft_server.target import Target
 from sglang_ssd.policy.waiting import best_depth
 from sglang_ssd.protocol import BadFrame, Outcome, Outcomes, Speculation, pack_tokens, unpack_tokens
@@ -58,7 +58,9 @@ class Rounds:
         cache: SpeculationCache,
         drafter: Drafter,
         reply: Callable[[Round, list[Speculation]], None],
+        past: Past | None = None,
     ) -> None:
+        self._past = past
         self._sessions, self._cache, self._drafter, self._reply = sessions, cache, drafter, reply
         self._waiting: list[Round] = []
         self._drafts: dict[Session, Draft] = {}
@@ -151,11 +153,13 @@ class Rounds:
         return [_speculation(session, kind) for session in answered]
 
     def _guess(self, session: Session) -> None:
-        """A chain from the text's own past: none of it is in the tree, so the next growth runs it like missing text."""
+        """A chain from the text's own past, else from others': the next growth runs it like missing text."""
         if session.suffixes is None:
             session.suffixes = Suffixes()
         limit = min(session.lookahead, session.remaining - 1, self._cache.context_length - session.length)
         guess = session.suffixes.guess(session.tokens, max(0, limit))
+        if not guess and self._past is not None:
+            guess = self._past.guess(session.tokens, limit)
         session.chain = guess if max(guess, default=0) < session.target.vocab_size else []
         session.sampled = False
 

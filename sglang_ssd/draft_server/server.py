@@ -18,6 +18,7 @@ from sglang_ssd.draft_server.seldom import Seldom
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.sessions import Sessions
 from sglang_ssd.draft_server.socket import Mail
+from sglang_ssd.draft_server.suffixes import Past
 from sglang_ssd.draft_server.target import Target, refusal
 from sglang_ssd.policy.pace import Expected
 from sglang_ssd.protocol import (
@@ -73,15 +74,20 @@ class DraftServer:
     """One draft model for any number of targets. All methods run on one thread, which owns the engine."""
 
     def __init__(
-        self, engine: DraftEngine, mailbox: Mailbox, offer: Offer, now: Callable[[], float] = time.monotonic
+        self,
+        engine: DraftEngine,
+        mailbox: Mailbox,
+        offer: Offer,
+        now: Callable[[], float] = time.monotonic,
+        past: Past | None = None,
     ) -> None:
         self._engine, self._mailbox, self._offer, self._now = engine, mailbox, offer, now
         self.cache = SpeculationCache(engine, now)
         self.drafter = Drafter(self.cache, now)
         sessions = min(offer.max_sessions, max(1, engine.limits.rows // 2))
         self._branch_rows = engine.limits.rows - sessions
-        self.sessions = Sessions(self.cache, sessions)
-        self.rounds = Rounds(self.sessions, self.cache, self.drafter, self._reply)
+        self.sessions = Sessions(self.cache, sessions, past)
+        self.rounds = Rounds(self.sessions, self.cache, self.drafter, self._reply, past)
         self._turns = count(1)
         self._quiet = Seldom(logger, now)
         self._stale = self._bad_blocks = self._legal_rows = 0

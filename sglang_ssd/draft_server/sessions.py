@@ -8,6 +8,7 @@ import numpy as np
 
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.session import Session
+from sglang_ssd.draft_server.suffixes import Past
 from sglang_ssd.draft_server.target import Target
 from sglang_ssd.draft_server.terms import Terms, terms_of
 from sglang_ssd.protocol import BadFrame, Prefill, unpack_tokens
@@ -20,8 +21,8 @@ TARGET_SILENCE_S = 60.0
 class Sessions:
     """Sessions by target and number. At most ``limit`` have a table row; others are known but not drafted for."""
 
-    def __init__(self, cache: SpeculationCache, limit: int) -> None:
-        self._cache = cache
+    def __init__(self, cache: SpeculationCache, limit: int, past: Past | None = None) -> None:
+        self._cache, self._past = cache, past
         self._limit = limit
         self.targets: dict[bytes, Target] = {}
         self._of: dict[Target, dict[int, Session]] = {}
@@ -73,8 +74,11 @@ class Sessions:
         """End sessions. Those that found no room may find it now."""
         ended = [self._of[target].pop(number, None) for number in numbers]
         for session in ended:
-            if session is not None:
-                self._cache.close(session)
+            if session is None:
+                continue
+            self._cache.close(session)
+            if self._past is not None and not session.hopeless:
+                self._past.put(session.tokens)
         for other in self if any(ended) else ():
             if other.row is None:
                 self._room(other)

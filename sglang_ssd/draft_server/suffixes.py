@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 _LENGTHS = (4, 3, 2)
 """Suffixes looked for, longest first."""
+
+
+class Past(Protocol):
+    """What other requests said."""
+
+    def put(self, tokens: list[int]) -> None:
+        """A text that has ended."""
+
+    def guess(self, tokens: list[int], count: int) -> list[int]:
+        """Up to ``count`` tokens that may follow ``tokens``; often none."""
 
 
 class Suffixes:

@@ -118,6 +118,12 @@ class Deadline:
             self._long_waits.reset()
             self._short_waits.reset()
 
+    def forget(self) -> None:
+        """Another draft server answers now. What was spent stays spent."""
+        self._ready, self._drafted = AnswerTimes(), AnswerTimes()
+        self._long_waits.reset()
+        self._short_waits.reset()
+
     def missed(self, seconds: float) -> None:
         """A round waited its whole allowance of ``seconds`` in vain."""
         self._credit_s = max(0.0, self._credit_s - seconds)

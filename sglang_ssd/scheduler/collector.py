@@ -41,6 +41,7 @@ class Collector:
         self._client, self._policy, self._deadline, self._figures = client, policy, deadline, figures
         self._now = now
         self.plan = RoundPlan(num_steps, policy.rule(1, num_steps))
+        self._boot = 0
         # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
         self._accepted = RunningMean(float(num_steps), gain=1 / 32, observed=True)
 
@@ -55,6 +56,9 @@ class Collector:
         if self._client is None or not wanted:
             return [Answer() for _ in states]
         began = self._now()
+        if self._client.boot not in (0, self._boot):
+            self._boot = self._client.boot
+            self._deadline.forget()
         for answer in self._client.take_answer_times():
             self._deadline.answered(answer.seconds, in_time=answer.expected, drafted=answer.drafted)
         allowance_s = self._deadline.allowance_s(self._worth_s(len(states)))

@@ -170,6 +170,11 @@ class DraftClient:
         """What the draft server said of itself, while it is up."""
         return self._welcome
 
+    @property
+    def boot(self) -> int:
+        """Which run of a draft server answers; 0 while none does."""
+        return self._welcome.boot if self._welcome is not None else 0
+
     def describe(self) -> dict[str, object]:
         """The part of ``/ssd/status`` that belongs to the link."""
         return {

@@ -48,6 +48,13 @@ def test_while_it_backs_off_it_still_takes_what_is_ready() -> None:
     assert [deadline.allowance_s() > 0 for _ in range(3)] == [False, True, True]
 
 
+def test_another_draft_server_begins_anew_but_what_was_spent_is_spent() -> None:
+    deadline = taught(Deadline(), 0.02)
+    deadline.missed(0.3)
+    deadline.forget()
+    assert deadline.allowance_s() == 0.5 - 0.3
+
+
 def test_a_draft_that_seems_worthless_is_looked_at_now_and_then() -> None:
     deadline = taught(Deadline(), 0.1)
     long_waits = [number for number in range(200) if deadline.allowance_s(worth_s=0.0) > 0.05]

@@ -6,9 +6,10 @@ import pytest
 
 from sglang_ssd.draft_server.engine import EngineSettings
 from sglang_ssd.draft_server.engine_torch import TorchEngine
+from sglang_ssd.draft_server.server import DraftServer, Offer
 from sglang_ssd.protocol import Outcomes, Refused, Speculations
 from tests.models import make_llama
-from tests.support import BOOT, FakeEngine, Harness, guess
+from tests.support import BOOT, FakeEngine, FakeMailbox, Harness, guess
 
 PROMPT = [1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
 STEP_S = 0.030
@@ -120,7 +121,7 @@ def test_no_step_begins_when_an_outcome_is_about_to_come(harness):
     harness.clock.now += 0.205  # it should be here
     assert not harness.server.turn()
     assert len(harness.engine.decoded) == decoded
-    assert 0 < harness.server._patience() < 0.1
+    assert 0 < harness.server.patience() < 0.1
     harness.clock.now += 0.1  # half a verify late: it may be long
     assert harness.server.turn()
     assert len(harness.engine.decoded) == decoded + 1
@@ -145,6 +146,39 @@ def test_a_miss_is_guessed_from_the_text_where_the_rule_says_so():
     assert row.source in {"hit", "jit", "partial"}
     assert tokens_of(row) == continuation(harness.texts[1], 3)
     harness.server.cache.check()
+
+
+class Hearsay:
+    """Remembers every text, and says what came after the first token of the last two."""
+
+    def __init__(self):
+        self.texts = []
+
+    def put(self, tokens):
+        self.texts.append(list(tokens))
+
+    def guess(self, tokens, count):
+        for text in self.texts:
+            for at in range(1, len(text)):
+                if text[at - 1 : at + 1] == tokens[-2:]:
+                    return text[at + 1 : at + 1 + count]
+        return []
+
+
+def test_what_ended_texts_said_is_guessed_where_the_own_text_never_said_it():
+    past = Hearsay()
+    server = DraftServer(FakeEngine(slots=600, rows=60), FakeMailbox(), Offer(BOOT, "fake", "", 4, 8), past=past)
+    harness = Harness(server.cache.engine, server=server, wait="auto", fan_out=1)
+    harness.mailbox = server._mailbox
+    harness.prefill(1, [2, 5, 0, 1, 4])
+    harness.close(1)
+    assert past.texts == [[2, 5, 0, 1, 4]]
+    harness.prefill(1, [3, 3, 2])
+    harness.settle()
+    missed = best([3, 3, 2]) != 5
+    row = play(harness, [5], fallback=("ngram",))
+    assert missed
+    assert (row.source, tokens_of(row)) == ("ngram", [0, 1, 4])
 
 
 def test_an_unknown_planner_is_refused():

@@ -57,6 +57,7 @@ class Client:
     """Sends outcomes and files answers. ``clock`` is the target's."""
 
     state = "up"
+    boot = BOOT
 
     def __init__(self, draft: VirtualDraft, clock: VirtualClock, num_steps: int, sampling: Sampling) -> None:
         self._draft, self._clock, self._num_steps, self._sampling = draft, clock, num_steps, sampling
