@@ -5,7 +5,7 @@ deviations), apart for answers that were ready and for those that were drafted f
 server, and the ready ones must not make it seem that drafting is late. A round that waits in vain backs off: the next
 1, 2, 4, ... rounds wait only as long as a ready answer takes, and when that too is in vain, not at all. And what is
 waited in vain is paid from a credit that the target's own work earns, so that a stalled or slow draft costs at most
-half a second and then a twentieth of the time.
+half a second and then a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST_ALLOWANCE_S = 1.0
 _LEAST_ALLOWANCE_S = 0.005
 _LONGEST_BACK_OFF = 256
 _FIRST_CREDIT_S = _LARGEST_CREDIT_S = 0.5
-_CREDIT_PER_SECOND = 1 / 20
+_CREDIT_PER_SECOND = 1 / 100
 _LOOK_EVERY = 16
 """One round in so many waits as long as the answers take, worth it or not: a draft that has become good is noticed."""
 

@@ -19,6 +19,8 @@ from sglang_ssd.policy.worth import expected_tokens
 LONGEST_RULE = 32
 _KEEP = 1.03
 """What must be gained to leave the present K."""
+_LEAST_GAIN = 1.01
+"""What speculation must promise over none: chances never fall to 0, so it always promises a little."""
 _LOOKS = 4
 """Rounds of one look from K = 0; the first has no tree yet and does not count."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 512
@@ -29,7 +31,9 @@ class _Batch:
     """What is known of batches of one size."""
 
     num_steps: int
-    waited_s: RunningMean = field(default_factory=lambda: RunningMean(0.0, gain=1 / 16))
+    waited_s: dict[int, RunningMean] = field(default_factory=dict)
+    """By K: a long tree is waited for when a short one is not."""
+    planned: int = 0
     pause: int = _FIRST_PAUSE
     rounds_off: int = 0
     looking: int = 0
@@ -48,11 +52,16 @@ class RoundPolicy:
         self._reach = RunningMean(float(num_steps), gain=1 / 32, observed=True)
         self._ngram = RunningMean(1.2, gain=1 / 32, observed=True)
         self._batches: dict[int, _Batch] = {}
+        self._blind = True
 
     # ---- what happened ----------------------------------------------------------------------------------------
 
     def answered(self, source: str, drafts: int, asked: int) -> None:
         """A row's answer: ``drafts`` tokens of the ``asked`` that were of use, from ``source``."""
+        if self._blind:
+            return  # nothing could be ready
+        if source == "none" and "ngram" in self._kinds:
+            self._ngram.observe(1.0)  # it found nothing
         ready = source in ("hit", "partial")
         self._hit.observe(float(ready))
         if ready:
@@ -71,22 +80,31 @@ class RoundPolicy:
 
     def waited(self, batch: int, seconds: float) -> None:
         """A round in which nothing had to be drafted waited so long for its speculations."""
-        self._of(batch).waited_s.observe(seconds)
+        mine = self._of(batch)
+        mine.waited_s.setdefault(mine.planned, RunningMean(0.0, gain=1 / 8)).observe(seconds)
 
     # ---- decisions --------------------------------------------------------------------------------------------
 
     def num_steps(self, batch: int) -> int:
         """K of the coming round of a batch of this size. Call once per round."""
+        planned = self._num_steps(batch)
+        self._of(batch).planned = planned
+        return planned
+
+    def _num_steps(self, batch: int) -> int:
         if not self._adaptive:
             return self._most
         mine = self._of(batch)
+        self._blind = False
+        if self._knows_widest_only(batch):
+            return 1  # a line through one point says nothing of what drafts cost
         if mine.looking:
             mine.looking -= 1
             return self._settle(mine, batch) if not mine.looking else max(1, self._best(batch, least=1))
         if mine.num_steps == 0:
             mine.rounds_off += 1
             if mine.rounds_off >= mine.pause:
-                mine.rounds_off, mine.looking = 0, _LOOKS
+                mine.rounds_off, mine.looking, self._blind = 0, _LOOKS, True
                 return max(1, self._best(batch, least=1))
             return 0
         return self._settle(mine, batch)
@@ -112,7 +130,9 @@ class RoundPolicy:
     def _settle(self, mine: _Batch, batch: int) -> int:
         """Choose K; going to 0 again after a look makes the next pause longer."""
         best, before = self._best(batch), mine.num_steps
-        if best != before and self._rate(batch, best) < _KEEP * self._rate(batch, before):
+        if best and self._rate(batch, best) < _LEAST_GAIN * self._rate(batch, 0):
+            best = 0
+        elif best != before and self._rate(batch, best) < _KEEP * self._rate(batch, before):
             best = before
         if best == 0 and before == 0:
             mine.pause = min(_LONGEST_PAUSE, 2 * mine.pause)
@@ -138,7 +158,16 @@ class RoundPolicy:
         )
         tokens = batch * (hit * round_.hit_tokens + (1 - hit) * per_miss)
         drafting = (1 - hit**batch) * answer.steps * self.step_clock.estimate(self._missed(batch)) / 1e6
-        return tokens / (verify + drafting + self._of(batch).waited_s.value)
+        return tokens / (verify + drafting + self._waiting(batch, num_steps))
+
+    def _waiting(self, batch: int, num_steps: int) -> float:
+        """Of a round with this K, for what was prepared; what was never tried is hoped for."""
+        known = self._of(batch).waited_s.get(num_steps)
+        return 0.0 if known is None else known.value
+
+    def _knows_widest_only(self, batch: int) -> bool:
+        known = self.verify_clock.known
+        return known(batch, self._most + 1) and not any(known(batch, width) for width in range(1, self._most + 1))
 
     def _missed(self, batch: int) -> int:
         """Rows that usually miss, when any do."""

@@ -68,7 +68,7 @@ def test_a_patient_one_waits() -> None:
 
 
 def test_what_is_waited_in_vain_is_bounded_by_a_share_of_the_work() -> None:
-    """Whatever the answers do: at most half a second, and then a twentieth of the target's time."""
+    """Whatever the answers do: at most half a second, and then a hundredth of the target's time."""
     for drafted in (True, False):
         deadline, wasted, worked = taught(Deadline(), 0.3, drafted=drafted), 0.0, 0.0
         for _ in range(5000):
@@ -79,5 +79,5 @@ def test_what_is_waited_in_vain_is_bounded_by_a_share_of_the_work() -> None:
             deadline.earned(0.01)
             # Late answers that look timely, the worst case.
             deadline.answered(2.0, in_time=True, drafted=drafted)
-            assert wasted <= 0.5 + worked / 20 + 1e-9
-        assert wasted > 1.0  # it does keep trying
+            assert wasted <= 0.5 + worked / 100 + 1e-9
+        assert wasted > 0.9  # it does keep trying
