@@ -66,7 +66,8 @@ def test_a_next_turn_prefills_only_what_is_new(server: SGLangServer) -> None:
     answer = server.generate(input_ids=first, sampling_params=SHORT)["output_ids"]
     before = prefilled(server)
     server.generate(input_ids=[*first, *answer, *text(3, 40)], sampling_params=SHORT)
-    assert prefilled(server) - before <= 40 + 8  # and the last few tokens of the answer, which needed no draft
+    # And the end of the answer, which needed no draft any more: up to 16 tokens wait for the next forward.
+    assert prefilled(server) - before <= 40 + 16 + 8
 
 
 def test_what_the_clock_decides_changes_no_text(server: SGLangServer) -> None:
