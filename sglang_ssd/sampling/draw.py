@@ -17,6 +17,8 @@ from torch import Tensor
 from sglang_ssd.sampling.filters import Filters, filter_mask
 from sglang_ssd.sampling.noise import NoiseTable, gumbel
 
+_ROWS_AT_A_TIME = 4
+
 
 @dataclass(frozen=True)
 class DrawParameters:
@@ -27,6 +29,15 @@ class DrawParameters:
     seeds: Tensor  # int64 [S]
     positions: Tensor  # int64 [S], index of the token whose logits these are
     filters: Filters | None = None  # of the S rows; None: no filter of theirs can cut
+
+    def part(self, rows: slice) -> DrawParameters:
+        """Of these of the S rows, which then are all the rows there are."""
+        filters = self.filters
+        if filters is not None:
+            filters = Filters(filters.top_ks[rows], filters.top_ps[rows], filters.min_ps[rows])
+        chosen = self.seeds[rows]
+        everyone = torch.arange(len(chosen), device=chosen.device)
+        return DrawParameters(everyone, self.temperatures[rows], chosen, self.positions[rows], filters)
 
 
 def draw(logits: Tensor, parameters: DrawParameters | None, noise: NoiseTable) -> Tensor:
@@ -44,11 +55,26 @@ def draw(logits: Tensor, parameters: DrawParameters | None, noise: NoiseTable) -
     if parameters is None:
         return logits.argmax(-1)
     if len(parameters.rows) == len(logits):
-        return sample(log_distribution(logits, parameters), parameters.seeds, parameters.positions, noise)
+        return _draw_all(logits, parameters, noise)
     draws = logits.argmax(-1)
-    log_p = log_distribution(logits[parameters.rows], parameters)
-    draws[parameters.rows] = sample(log_p, parameters.seeds, parameters.positions, noise)
+    draws[parameters.rows] = _draw_all(logits[parameters.rows], parameters, noise)
     return draws
+
+
+def _draw_all(logits: Tensor, parameters: DrawParameters, noise: NoiseTable) -> Tensor:
+    """Of S rows that all sample. A CPU takes a few at a time, which stay in its cache: 160 rows cost half then."""
+    size = _ROWS_AT_A_TIME if logits.device.type == "cpu" else max(1, len(logits))
+    parts = [slice(at, at + size) for at in range(0, len(logits), size)]
+    drawn = [
+        sample(
+            log_distribution(logits[part], parameters.part(part)),
+            parameters.seeds[part],
+            parameters.positions[part],
+            noise,
+        )
+        for part in parts
+    ]
+    return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
 def log_distribution(logits: Tensor, parameters: DrawParameters) -> Tensor:
