@@ -34,8 +34,6 @@ from sglang_ssd.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 REFUSED, INTERRUPTED = 2, 130
-_DEMO_TREE = ("--speculative-num-steps", "2", "--speculative-ssd-fan-out", "8")
-"""What the demo's draft has ready on one core while the target verifies on the other (docs/demo-draft.md)."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def _with_demo_pair(argv: list[str]) -> tuple[list[str], bool]:
         raise ConfigError(str(error)) from error
     models = ["--model-path", str(pair.target), "--speculative-draft-model-path", str(pair.draft)]
     # First, so that what the command line says wins.
-    return [*models, *_DEMO_TREE, *argv], pair.stand_in
+    return [*models, *argv], pair.stand_in
 
 
 def _fetch_draft(arguments: Arguments) -> None:
