@@ -1,4 +1,7 @@
-"""Running estimates of how long things take: a draft step by its rows, a verify by batch and width."""
+"""Running estimates of how long things take: a draft step by its rows, a verify by batch and width.
+
+A decision asks for the same few estimates many times, so each is worked out once between two samples.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,20 @@ class StepClock:
 
     def __init__(self) -> None:
         self._by_size: dict[int, tuple[float, float]] = {}
+        self._estimates: dict[int, float] = {}
 
     def observe(self, rows: int, micros: float) -> None:
         """Count one step. A size's first step stands alone, so a slow warm-up fades within a few steps."""
         mean_rows, mean = self._by_size.get(rows.bit_length(), (rows, micros))
         newest = mean_rows + (rows - mean_rows) * _NEWEST, mean + (micros - mean) * _NEWEST
         self._by_size[rows.bit_length()] = newest
+        self._estimates.clear()
 
     def estimate(self, rows: int) -> float:
         """Between the sizes seen so far by a straight line, beyond them as the nearest; 0.0 before the first step."""
-        return _between(_plausible(sorted(self._by_size.values())), rows)
+        if rows not in self._estimates:
+            self._estimates[rows] = _between(_plausible(sorted(self._by_size.values())), rows)
+        return self._estimates[rows]
 
     def points(self) -> tuple[tuple[int, int], ...]:
         """(rows, microseconds) of every size seen so far, for the wire."""
@@ -31,7 +38,9 @@ class StepClock:
 
     def replace(self, points: tuple[tuple[int, int], ...]) -> None:
         """Know what another clock's :meth:`points` say."""
-        self._by_size = {rows.bit_length(): (float(rows), float(micros)) for rows, micros in points if rows > 0}
+        if points != self.points():
+            self._by_size = {rows.bit_length(): (float(rows), float(micros)) for rows, micros in points if rows > 0}
+            self._estimates.clear()
 
 
 class VerifyClock:
@@ -39,6 +48,7 @@ class VerifyClock:
 
     def __init__(self) -> None:
         self._by_batch: dict[int, dict[float, float]] = {}
+        self._estimates: dict[tuple[int, int], float] = {}
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         """Count one forward."""
@@ -47,6 +57,7 @@ class VerifyClock:
         # A stall of the machine says little about the next forward.
         sample = min(seconds, 3 * before)
         by_width[width] = before + (sample - before) * _NEWEST
+        self._estimates.clear()
 
     def known(self, batch: int, width: int) -> bool:
         """Whether a forward of this kind was seen."""
@@ -56,8 +67,10 @@ class VerifyClock:
         """Of the nearest batch size seen so far, along a line through its widths; 0.0 before the first forward."""
         if not self._by_batch:
             return 0.0
-        nearest = min(self._by_batch, key=lambda size: (abs(size - batch), size))
-        return _along(self._by_batch[nearest], width)
+        if (batch, width) not in self._estimates:
+            nearest = min(self._by_batch, key=lambda size: (abs(size - batch), size))
+            self._estimates[batch, width] = _along(self._by_batch[nearest], width)
+        return self._estimates[batch, width]
 
 
 def _along(by_width: Mapping[float, float], width: int) -> float:
