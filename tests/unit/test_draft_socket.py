@@ -152,7 +152,7 @@ def test_a_copy_draft_hits_every_round_on_a_real_model(serve, tmp_path):
     path = make_llama(tmp_path / "model", seed=3)
     target = TorchEngine(EngineSettings(str(path), slots=300, rows=1))
     endpoint = serve(TorchEngine(EngineSettings(str(path), slots=2000, rows=80)))
-    peer = Peer(endpoint, vocab_size=1000, num_steps=4, fan_out=10)
+    peer = Peer(endpoint, vocab_size=1000, num_steps=4, fan_out=10, planner="geometric")
     text = torch.randint(4, 1000, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
     def continuation(count):

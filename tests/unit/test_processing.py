@@ -15,7 +15,8 @@ def test_logits_that_are_no_numbers_are_never_drawn() -> None:
     logits = torch.tensor([[float("nan"), 2.0, 1.0], [float("-inf"), float("nan"), float("inf")]])
     sampling_info = SimpleNamespace(logit_bias=None, has_custom_logit_processor=False)
     with envs.SGLANG_SANITIZE_NAN_LOGITS.override(True):
-        process(logits, torch.empty(2, 0, dtype=torch.int64), [], SimpleNamespace(reqs=[], sampling_info=sampling_info))
+        batch = SimpleNamespace(reqs=[], sampling_info=sampling_info)
+        process(logits, torch.empty(2, 0, dtype=torch.int64), [], batch, None)
     assert logits.argmax(-1).tolist() == [1, 2]
     for temperature in (0.05, 1.0, 2.0):
         assert torch.softmax(logits / temperature, -1).isfinite().all()
