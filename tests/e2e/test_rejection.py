@@ -43,6 +43,8 @@ def rig(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]
     flags += ["--enable-custom-logit-processor"]
     ssd = ["--speculative-num-steps", "4", "--speculative-ssd-endpoint", draft.endpoint]
     ssd += ["--speculative-ssd-wait", "full", "--speculative-ssd-verify", "rejection"]
+    # Only full acceptance is prepared: a draft that is not always right misses often, and is then asked on demand.
+    ssd += ["--speculative-ssd-planner", "full"]
     server = start_ssd(models / "target", models / "copy", root / "server.log", *flags, *ssd)
     try:
         server.wait_ready()
