@@ -13,7 +13,7 @@ from functools import partial
 from sglang_ssd.policy.acceptance import Acceptance
 from sglang_ssd.policy.clock import StepClock, VerifyClock
 from sglang_ssd.policy.fallback import Fallback, Round, best_fallback, rule
-from sglang_ssd.policy.running import RunningMean
+from sglang_ssd.policy.running import RunningMean, RunningShare
 from sglang_ssd.policy.worth import expected_tokens
 
 LONGEST_RULE = 32
@@ -48,7 +48,7 @@ class RoundPolicy:
         self._most, self._kinds, self._adaptive = num_steps, kinds, adaptive
         self.acceptance = Acceptance()
         self.verify_clock, self.step_clock = VerifyClock(), StepClock()
-        self._hit = RunningMean(0.7, gain=1 / 64, observed=True)
+        self._hit = RunningShare(happened=5.6, tried=8.0, memory=1 - 1 / 64)
         self._reach = RunningMean(float(num_steps), gain=1 / 32, observed=True)
         self._ngram = RunningMean(1.2, gain=1 / 32, observed=True)
         self._batches: dict[int, _Batch] = {}
@@ -63,7 +63,7 @@ class RoundPolicy:
         if source == "none" and "ngram" in self._kinds:
             self._ngram.observe(1.0)  # it found nothing
         ready = source in ("hit", "partial")
-        self._hit.observe(float(ready))
+        self._hit.observe(ready)
         if ready:
             self._reach.observe(float(drafts if drafts < asked else self._most))
 

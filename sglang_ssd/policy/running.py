@@ -1,4 +1,4 @@
-"""A running mean that forgets."""
+"""Running estimates that forget."""
 
 from __future__ import annotations
 
@@ -20,3 +20,22 @@ class RunningMean:
         """Take one sample in."""
         self.value = self.value + self.gain * (sample - self.value) if self.observed else sample
         self.observed = True
+
+
+@dataclass
+class RunningShare:
+    """How often something happens, older trials fading. It begins as ``happened`` of ``tried``, soon outweighed."""
+
+    happened: float
+    tried: float
+    memory: float
+
+    @property
+    def value(self) -> float:
+        """Between 0 and 1."""
+        return self.happened / self.tried
+
+    def observe(self, happened: bool) -> None:
+        """Take one trial in."""
+        self.happened = self.happened * self.memory + happened
+        self.tried = self.tried * self.memory + 1
