@@ -24,6 +24,8 @@ _LEAST_GAIN = 1.01
 _LOOKS = 4
 """Rounds of one look from K = 0; the first has no tree yet and does not count."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 512
+_FEW, _SHORTEST_PAUSE = 2, 24
+"""Other text may be easier to draft: when a request joins a batch of so few, it looks again after so many rounds."""
 
 
 @dataclass
@@ -53,6 +55,7 @@ class RoundPolicy:
         self._ngram = RunningMean(1.2, gain=1 / 32, observed=True)
         self._batches: dict[int, _Batch] = {}
         self._blind = True
+        self._news = False
 
     # ---- what happened ----------------------------------------------------------------------------------------
 
@@ -73,6 +76,10 @@ class RoundPolicy:
             self._ngram.observe(1.0 + accepted)
         else:
             self.acceptance.observe(accepted, verified)
+
+    def joined(self) -> None:
+        """A new request is there."""
+        self._news = True
 
     def forwarded(self, batch: int, width: int, seconds: float) -> None:
         """The target's forward of a decode batch."""
@@ -103,7 +110,9 @@ class RoundPolicy:
             return self._settle(mine, batch) if not mine.looking else max(1, self._best(batch, least=1))
         if mine.num_steps == 0:
             mine.rounds_off += 1
-            if mine.rounds_off >= mine.pause:
+            news = self._news and batch <= _FEW
+            if mine.rounds_off >= (_SHORTEST_PAUSE if news else mine.pause):
+                self._news = False
                 mine.rounds_off, mine.looking, self._blind = 0, _LOOKS, True
                 return max(1, self._best(batch, least=1))
             return 0

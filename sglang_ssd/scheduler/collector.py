@@ -70,6 +70,10 @@ class Collector:
         self._learn(answers, limits, self._now() - began)
         return answers
 
+    def joined(self) -> None:
+        """A request is about to be drafted for."""
+        self._policy.joined()
+
     def plan_round(self, batch: int) -> int:
         """Decide about the next round of a batch of this size; its forward's expected time, in microseconds."""
         if self._client is not None:

@@ -164,6 +164,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
             return
         if state.session is None:
             self._book.open_session(state)
+            self._collector.joined()
         self._open(state)
 
     def _open(self, state: RequestState) -> None:

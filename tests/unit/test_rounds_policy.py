@@ -105,6 +105,16 @@ def test_k_follows_what_a_wider_verify_costs():
     assert policy.lookaheads() == {1: 0, 8: 4}
 
 
+def test_a_new_request_is_reason_to_look_again():
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    for batch in (1, 8):
+        teach(policy, batch, {1: 0.1, 5: 0.5})
+        assert policy.num_steps(batch) == 0
+        assert not any(policy.num_steps(batch) for _ in range(30))
+        policy.joined()
+        assert (policy.num_steps(batch) > 0) == (batch == 1)
+
+
 def test_k_falls_when_few_drafts_are_accepted():
     policy = RoundPolicy(8, ALL, adaptive=True)
     teach(policy, 1, {1: 0.100, 9: 0.140}, accepted=1)
