@@ -4,8 +4,8 @@ The allowance follows the measured answer times as TCP's retransmission timer do
 deviations), apart for answers that were ready and for those that were drafted first: both come from one draft
 server, and the ready ones must not make it seem that drafting is late. A round that waits in vain backs off: the next
 1, 2, 4, ... rounds wait only as long as a ready answer takes, and when that too is in vain, not at all. And what is
-waited in vain is paid from a credit that the target's own work earns, so that a stalled or slow draft costs at most
-half a second and then a hundredth of the time.
+waited in vain is paid from a credit that the target's own work and accepted drafts earn, so that a stalled draft costs
+at most half a second and then a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST_ALLOWANCE_S = 1.0
 _LEAST_ALLOWANCE_S = 0.005
 _LONGEST_BACK_OFF = 256
 _FIRST_CREDIT_S = _LARGEST_CREDIT_S = 0.5
-_CREDIT_PER_SECOND = 1 / 100
+_CREDIT_PER_SECOND, _CREDIT_OF_GAINS = 1 / 100, 1 / 4
 _LOOK_EVERY = 16
 """One round in so many waits as long as the answers take, worth it or not: a draft that has become good is noticed."""
 
@@ -37,6 +37,11 @@ class AnswerTimes:
             return
         self._deviation_s += _DEVIATION_GAIN * (abs(seconds - self._mean_s) - self._deviation_s)
         self._mean_s += _GAIN * (seconds - self._mean_s)
+
+    @property
+    def mean_s(self) -> float | None:
+        """None before the first."""
+        return self._mean_s
 
     @property
     def allowance_s(self) -> float | None:
@@ -96,13 +101,25 @@ class Deadline:
         return allowed if self.cap_s is None else min(allowed, self.cap_s)
 
     def _measured_s(self) -> float:
-        """By how long answers take; 0 in a pause."""
-        ready, drafted = self._ready.allowance_s, self._drafted.allowance_s
+        """By how long answers take; 0 in a pause, and when there is no credit for as long as they usually take.
+
+        To wait for less would be in vain, and leave no credit for ever.
+        """
+        ready = self._ready.allowance_s if self._can_afford(self._ready) else 0.0
         self._short = self._long_waits.pauses()
         if self._short:
-            return 0.0 if ready is None or self._short_waits.pauses() else ready
-        # A kind that was never seen may take longer than the one that was.
-        return max(ready or 0.0, _FIRST_ALLOWANCE_S if drafted is None else drafted)
+            return 0.0 if not ready or self._short_waits.pauses() else ready
+        drafted = self._drafted.allowance_s
+        if drafted is None:
+            return max(ready or 0.0, _FIRST_ALLOWANCE_S)  # it may take longer than what was seen
+        return max(ready or 0.0, drafted if self._can_afford(self._drafted) else 0.0)
+
+    def _can_afford(self, kind: AnswerTimes) -> bool:
+        return kind.mean_s is not None and kind.mean_s <= self._credit_s
+
+    def gained(self, seconds: float) -> None:
+        """Drafts saved the target ``seconds``: a draft server that is worth its waits may be late now and then."""
+        self._credit_s = min(_LARGEST_CREDIT_S, self._credit_s + seconds * _CREDIT_OF_GAINS)
 
     def earned(self, seconds: float) -> None:
         """The target worked for ``seconds``."""

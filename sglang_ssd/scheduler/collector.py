@@ -42,6 +42,7 @@ class Collector:
         self._now = now
         self.plan = RoundPlan(num_steps, policy.rule(1, num_steps))
         self._boot = 0
+        self._saved = 0
         # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
         self._accepted = RunningMean(float(num_steps), gain=1 / 32, observed=True)
 
@@ -89,6 +90,7 @@ class Collector:
     def settled(self, source: str, accepted: int, verified: int) -> None:
         """A row's outcome."""
         self._figures.count_outcome(accepted, verified)
+        self._saved += accepted
         if verified:
             self._accepted.observe(accepted)
             self._policy.verified(source, accepted, verified)
@@ -96,6 +98,8 @@ class Collector:
     def forwarded(self, batch: int, width: int, seconds: float) -> None:
         """The target's forward of a decode batch took so long."""
         self._deadline.earned(seconds)
+        self._deadline.gained(seconds * self._saved / batch)
+        self._saved = 0
         self._policy.forwarded(batch, width, seconds)
         self._figures.verify_s += seconds
 
