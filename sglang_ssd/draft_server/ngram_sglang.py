@@ -37,6 +37,12 @@ class SharedPast:
         if self._corpus is not None and len(tokens) > 1:
             self._corpus.batch_put([tokens[-_LONGEST_TEXT:]])
 
+    def forget(self) -> None:
+        """Everything."""
+        if self._corpus is not None:
+            self._corpus.synchronize()  # what is still being inserted would come after the flush
+            self._corpus.reset()
+
     def guess(self, tokens: list[int], count: int) -> list[int]:
         """Up to ``count`` tokens that may follow ``tokens``; often none."""
         if self._corpus is None or count <= 0:

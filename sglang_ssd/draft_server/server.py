@@ -88,6 +88,7 @@ class DraftServer:
         self._branch_rows = engine.limits.rows - sessions
         self.sessions = Sessions(self.cache, sessions, past)
         self.rounds = Rounds(self.sessions, self.cache, self.drafter, self._reply, past)
+        self._past = past
         self._turns = count(1)
         self._quiet = Seldom(logger, now)
         self._stale = self._bad_blocks = self._legal_rows = 0
@@ -159,6 +160,8 @@ class DraftServer:
             case Reset():
                 self.sessions.clear(target)
                 self.cache.tree.forget()
+                if self._past is not None:
+                    self._past.forget()
 
     def figures(self) -> dict[str, int]:
         """What Pong reports, from the engine thread's side."""

@@ -17,6 +17,9 @@ class Past(Protocol):
     def guess(self, tokens: list[int], count: int) -> list[int]:
         """Up to ``count`` tokens that may follow ``tokens``; often none."""
 
+    def forget(self) -> None:
+        """Everything, as a flush asks for."""
+
 
 class Suffixes:
     """An index of one growing text. Each new token costs a few dictionary entries, once."""

@@ -7,7 +7,7 @@ import pytest
 from sglang_ssd.draft_server.engine import EngineSettings
 from sglang_ssd.draft_server.engine_torch import TorchEngine
 from sglang_ssd.draft_server.server import DraftServer, Offer
-from sglang_ssd.protocol import Outcomes, Refused, Speculations
+from sglang_ssd.protocol import Outcomes, Refused, Reset, Speculations
 from tests.models import make_llama
 from tests.support import BOOT, FakeEngine, FakeMailbox, Harness, guess
 
@@ -164,6 +164,9 @@ class Hearsay:
                     return text[at + 1 : at + 1 + count]
         return []
 
+    def forget(self):
+        self.texts.clear()
+
 
 def test_what_ended_texts_said_is_guessed_where_the_own_text_never_said_it():
     past = Hearsay()
@@ -171,6 +174,9 @@ def test_what_ended_texts_said_is_guessed_where_the_own_text_never_said_it():
     harness = Harness(server.cache.engine, server=server, wait="auto", fan_out=1)
     harness.mailbox = server._mailbox
     harness.prefill(1, [2, 5, 0, 1, 4])
+    harness.handle(Reset(BOOT))
+    assert past.texts == []  # a flush forgets what it closes, too
+    harness.prefill(1, [2, 5, 0, 1, 4], epoch=2)
     harness.close(1)
     assert past.texts == [[2, 5, 0, 1, 4]]
     harness.prefill(1, [3, 3, 2])

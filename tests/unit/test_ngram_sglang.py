@@ -33,3 +33,7 @@ def test_what_ended_texts_said_is_guessed():
     assert past.guess([55, 56], 3) == [57]
     assert past.guess([70, 71], 3) == []
     assert past.guess([51, 52], 0) == []
+    past.put([80, 81, 82, 83])
+    past.forget()
+    assert past.guess([9, 51, 52], 3) == []
+    assert past.guess([80, 81], 2) == []
