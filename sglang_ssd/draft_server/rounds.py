@@ -224,7 +224,7 @@ class Rounds:
         if outcome.base != session.length or accepted > verified or not session.sampled:
             return
         target = session.target
-        if verified < len(session.chain):
+        if verified < len(session.chain) or not target.grows:  # without trees nothing is planned, so nothing learnt
             target.planner.acceptance.observe(accepted, verified)
             return
         guesses = session.chain_guesses()

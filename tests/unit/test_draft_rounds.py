@@ -228,6 +228,16 @@ def test_sync_drafts_only_after_the_outcome():
     assert sum(harness.engine.decoded) == (1 + 1 + 2) + 2 * (2 + 2)  # last prompt token, bonus; later tail and bonus
 
 
+def test_sync_keeps_nothing_of_rounds_that_are_over():
+    harness = Harness(FakeEngine(slots=400, rows=40), mode="sync", wait="auto")
+    start(harness)
+    for _ in range(5):
+        harness.play(1, continuation(harness.texts[1], 4)[: 4 if harness.round else 1])
+    target = harness.session(1).target
+    assert target.ended == []
+    assert target.planner.acceptance.rate > 0.7  # but what is accepted counts
+
+
 def test_sync_answers_nothing_from_the_cache():
     """Another session has drafted the same text already; the baseline still counts its own drafting."""
     harness = Harness(FakeEngine(slots=400, rows=40), mode="sync", wait="auto")
