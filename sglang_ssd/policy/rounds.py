@@ -99,10 +99,10 @@ class RoundPolicy:
         return planned
 
     def _num_steps(self, batch: int) -> int:
+        self._blind = False
         if not self._adaptive:
             return self._most
         mine = self._of(batch)
-        self._blind = False
         if self._knows_widest_only(batch):
             return 1  # a line through one point says nothing of what drafts cost
         if mine.looking:

@@ -115,6 +115,18 @@ def test_a_new_request_is_reason_to_look_again():
         assert (policy.num_steps(batch) > 0) == (batch == 1)
 
 
+def test_with_a_fixed_k_the_fallback_still_learns():
+    """Guesses from the text that are never found are given up for what is worth more."""
+    policy = RoundPolicy(4, ALL, adaptive=False)
+    policy.num_steps(1)
+    teach(policy, 1, {1: 0.100, 5: 0.101}, draft_us=((1, 500_000),))
+    assert policy.rule(1, 4)[0].kind == "ngram"  # hopeful at first
+    for _ in range(200):
+        policy.num_steps(1)
+        policy.answered("none", 0, 4)
+    assert policy.rule(1, 4)[0].kind == "none"
+
+
 def test_k_falls_when_few_drafts_are_accepted():
     policy = RoundPolicy(8, ALL, adaptive=True)
     teach(policy, 1, {1: 0.100, 9: 0.140}, accepted=1)
