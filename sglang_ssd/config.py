@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from sglang_ssd.policy.planners import PLANNERS
+
 PREFIX = "--speculative-ssd-"
 DEFAULT_NUM_STEPS = 4
 MAX_NUM_STEPS = 64
@@ -57,7 +59,7 @@ class SSDConfig:
         "confidence",
         "Which outcomes are prepared. confidence: by the draft's own probabilities. measured: by counts. geometric: by "
         "the paper's theorem. Baselines: uniform, and full (full acceptance only).",
-        choices=("confidence", "measured", "geometric", "uniform", "full"),
+        choices=tuple(PLANNERS),
     )
     verify: str = _option(
         "coupled",
