@@ -25,7 +25,6 @@ class Round:
     """An Outcomes message, or what is left of it: a row goes when a newer outcome of its session arrives."""
 
     target: Target
-    number: int
     message: Outcomes
     rows: dict[int, Outcome]
 
@@ -36,7 +35,7 @@ class Round:
         kinds, steps = self.message.fallback, self.message.jit_steps
         kind = kinds[min(missed, len(kinds)) - 1] if kinds else "none"
         most = steps[min(missed, len(steps)) - 1] if steps else self.target.num_steps
-        return kind, most if kind == "jit" else 0
+        return kind, max(0, most) if kind == "jit" else 0
 
 
 @dataclass(eq=False)
@@ -85,7 +84,7 @@ class Rounds:
                 session.seen_at = now
                 self._drafts.pop(session, None)
         target.verify_us = message.verify_us or target.verify_us
-        round_ = Round(target, message.round, message, rows)
+        round_ = Round(target, message, rows)
         target.jit_steps = round_.rule(1)[1]
         target.lookahead = min(target.num_steps, message.num_steps)
         self._waiting.append(round_)

@@ -75,13 +75,12 @@ class Collector:
         """A request is about to be drafted for."""
         self._policy.joined()
 
-    def plan_round(self, batch: int) -> int:
-        """Decide about the next round of a batch of this size; its forward's expected time, in microseconds."""
+    def plan_round(self, batch: int) -> None:
+        """Decide about the next round of a batch of this size."""
         if self._client is not None:
             self._policy.step_clock.replace(self._client.draft_steps)
         num_steps = self._policy.num_steps(batch)
         self.plan = RoundPlan(num_steps, self._policy.rule(batch, num_steps))
-        return self.expected_us(batch)
 
     def expected_us(self, batch: int) -> int:
         """What the next forward of a batch of this size should take; 0 when unknown."""

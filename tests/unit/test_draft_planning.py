@@ -132,6 +132,11 @@ def test_a_miss_is_drafted_as_far_as_the_rule_says(harness):
     assert (row.source, tokens_of(row)) == ("jit", continuation(harness.texts[1], 1))
 
 
+def test_a_rule_that_makes_no_sense_drafts_nothing(harness):
+    row = play(harness, [a_miss(harness.texts[1])], jit_steps=(-3,))
+    assert (row.source, tokens_of(row)) == ("none", [])
+
+
 def test_a_miss_is_guessed_from_the_text_where_the_rule_says_so():
     harness = Harness(FakeEngine(slots=600, rows=60, context_length=200), wait="auto", fan_out=1)
     text = [5, 0, 3, 3, 1, 2, 5, 0]
