@@ -54,7 +54,8 @@ class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
     """T->D, first message of a connection: who asks, and for what.
 
     ``verify`` is ``coupled`` or ``rejection``; then a draft token is sampled from a q of at most ``support`` tokens,
-    of which the likeliest are weighed down by ``saguaro_c``, and q comes with it.
+    of which the likeliest are weighed down by ``saguaro_c``, and q comes with it. ``planner`` says which outcomes are
+    prepared: a name in :mod:`sglang_ssd.policy.planners`.
     """
 
     version: int
