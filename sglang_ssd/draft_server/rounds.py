@@ -217,10 +217,12 @@ class Rounds:
     def _observe(self, session: Session, outcome: Outcome, tokens: list[int]) -> None:
         """Note an outcome of the chain we served, to be learnt from when there is time.
 
-        A late or coalesced round says nothing about it, and one that was cut short little.
+        A late or coalesced round says nothing about it, and one that was cut short little. Sessions without a row
+        are not planned for, so nobody would learn from theirs.
         """
         accepted, verified = len(tokens) - 1, min(outcome.verified_len, len(session.chain))
-        if outcome.base != session.length or accepted > verified or not session.sampled:
+        ours = session.row is not None and session.sampled and outcome.base == session.length
+        if not ours or accepted > verified:
             return
         target = session.target
         if verified < len(session.chain) or not target.grows:  # without trees nothing is planned, so nothing learnt

@@ -238,6 +238,14 @@ def test_sync_keeps_nothing_of_rounds_that_are_over():
     assert target.planner.acceptance.rate > 0.7  # but what is accepted counts
 
 
+def test_nothing_is_kept_of_rounds_of_a_session_that_is_not_drafted_for():
+    harness = Harness(FakeEngine(slots=400, rows=40, context_length=16), wait="auto")
+    harness.prefill(1, PROMPT * 2)  # longer than the draft can read
+    for _ in range(5):
+        assert harness.play(1, [3]).source == "none"
+    assert harness.session(1).target.ended == []
+
+
 def test_sync_answers_nothing_from_the_cache():
     """Another session has drafted the same text already; the baseline still counts its own drafting."""
     harness = Harness(FakeEngine(slots=400, rows=40), mode="sync", wait="auto")
