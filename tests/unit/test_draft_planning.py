@@ -146,8 +146,10 @@ def test_a_miss_is_guessed_from_the_text_where_the_rule_says_so():
     row = play(harness, [missing], fallback=("ngram",))
     assert (row.source, tokens_of(row)) == ("ngram", [3, 1, 2])
     harness.settle()  # the guess is the chain now: outcomes behind it are prepared as ever
-    chain = harness.chains[1]
+    chain, target = harness.chains[1], harness.session(1).target
+    rate = target.planner.acceptance.rate
     row = play(harness, [chain[0], best(harness.texts[1] + chain[:1])])
+    assert (target.planner.acceptance.rate, target.ended) == (rate, [])  # it says nothing about the draft model
     assert row.source in {"hit", "jit", "partial"}
     assert tokens_of(row) == continuation(harness.texts[1], 3)
     harness.server.cache.check()

@@ -71,6 +71,31 @@ def test_draw_equals_the_dense_reference(seed: int, t: float, top_k: int, top_p:
     assert drawn.tolist() == expected
 
 
+def test_many_rows_are_drawn_as_each_alone() -> None:
+    """Eleven rows, each with a temperature, a seed, a position and filters of its own, among three greedy ones."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(14, 3000, generator=generator) * 3
+    rows = torch.tensor([0, 1, 3, 4, 5, 6, 8, 9, 10, 11, 13])
+    count = len(rows)
+    cut = Filters(
+        torch.randint(1, 60, (count,), generator=generator),
+        torch.rand(count, generator=generator) * 0.5 + 0.5,
+        torch.rand(count, generator=generator) * 0.05,
+    )
+    temperatures, seeds = torch.rand(count, generator=generator) + 0.3, torch.arange(count) * 71 - 5
+    positions = torch.arange(count) * 13
+    for filters_of_rows in (None, cut):
+        everyone = DrawParameters(rows, temperatures, seeds, positions, filters_of_rows)
+        drawn = draw(logits, everyone, NOISE)
+        greedy = logits.argmax(-1)
+        for i, row in enumerate(rows.tolist()):
+            one = slice(i, i + 1)
+            its = None if filters_of_rows is None else Filters(cut.top_ks[one], cut.top_ps[one], cut.min_ps[one])
+            alone = DrawParameters(torch.tensor([0]), temperatures[one], seeds[one], positions[one], its)
+            assert drawn[row] == draw(logits[row : row + 1], alone, NOISE)[0]
+        assert [drawn[row] == greedy[row] for row in (2, 7, 12)] == [True] * 3
+
+
 @st.composite
 def logit_rows(draw_value: st.DrawFn) -> torch.Tensor:
     """Rows of every kind: wide, flat, full of ties, mostly impossible, and with one token that takes all."""

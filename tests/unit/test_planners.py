@@ -140,6 +140,17 @@ def test_unknown_candidates_at_the_end_get_their_expected_share():
     assert planner.chances([unknown])[0, 2, 0] > 0.5
 
 
+def test_a_bonus_after_all_drafts_is_another_matter_than_one_after_a_rejection():
+    """After a rejection it is always the first candidate, after full acceptance never one of them."""
+    planner, each = ConfidencePlanner(), chain([0.5, 0.5])
+    for _ in range(300):
+        planner.observe(each, 0, 0)
+        planner.observe(each, 2, -1)
+    chances = planner.chances([each])[0]
+    assert chances[0, 0] > 0.8 * chances[0].sum()
+    assert chances[2].sum() < 0.1
+
+
 def test_temperatures_are_calibrated_apart():
     planner = ConfidencePlanner()
     cold, hot = chain([0.5, 0.5]), chain([0.5, 0.5], temperature=1.0)
