@@ -20,9 +20,9 @@ def whole_rate(record: Record) -> float:
 
 
 def decode_rate(record: Record) -> float:
-    """Tokens per second from the last first token on, when every request decodes; NaN where nothing was left."""
-    decode = record["decode"]
-    return float(decode["tokens"] / decode["s"]) if decode["s"] > 0 and decode["tokens"] else float("nan")
+    """Tokens per second while the batch is full and decodes; NaN where there was no such time."""
+    full = record["full"]
+    return float(full["tokens"] / full["s"]) if full["s"] > 0 and full["tokens"] else float("nan")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Samples:
 
     @property
     def decode_rate(self) -> float:
-        """The same of the part in which all requests decode."""
-        seconds, tokens = self.total("decode", "s"), self.total("decode", "tokens")
+        """The same while the batch is full and decodes."""
+        seconds, tokens = self.total("full", "s"), self.total("full", "tokens")
         return tokens / seconds if seconds else float("nan")
 
     def of_requests(self, name: str) -> tuple[float, float, float] | None:

@@ -1,7 +1,7 @@
 """The ceiling of SSD: ``sync`` at its own best K with the time of drafting taken out; and where the rest of it went.
 
-All of it is in milliseconds a token of one request's share of the batch's rounds, in the time in which every request
-decodes. A round of either mode takes
+All of it is in milliseconds a token of one request's share of the batch's rounds, in the time without prefill (the
+batch shrinks towards its end). A round of either mode takes
 
     verify    the target's forward, until its outcome is on the host
     wait      for speculations

@@ -30,7 +30,7 @@ class Goal:
 
 
 def goals(closed_points: Sequence[Point]) -> list[Goal]:
-    """All of them, by the time in which every request decodes."""
+    """All of them, by the time in which the batch is full and decodes."""
     first = next((p for p in closed_points if p.batch == 1 and p.temperature == 0), None)
     top = ceiling(first) if first is not None else None
     return [

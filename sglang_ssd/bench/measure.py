@@ -20,6 +20,8 @@ from sglang_ssd.bench.servers import Server
 HEARTBEAT_S = 0.6
 """The draft server's figures reach ``/ssd/status`` twice a second."""
 _SAMPLE_EVERY_S = 1.0
+_MAY_HAVE_ENDED = 4
+"""One request of so many may have ended in a batch that counts as full."""
 
 Record = dict[str, Any]
 
@@ -43,7 +45,7 @@ def measure(server: Server, asks: Sequence[Ask], rate: float | None = None) -> R
 def client_figures(answers: Sequence[Answer]) -> Record:
     """What the client saw. Times in ms unless the name says seconds.
 
-    ``decode`` is :func:`decode_part`. ``itl_ms`` are the times between two events of a stream; tokens of one round
+    ``decode`` is :func:`decode_part`, ``full`` :func:`full_part`. ``itl_ms`` are the times between two events of a stream; tokens of one round
     come as one event.
     """
     start, end = min(a.sent for a in answers), max(a.last for a in answers)
@@ -51,6 +53,7 @@ def client_figures(answers: Sequence[Answer]) -> Record:
         "wall_s": round(end - start, 4),
         "tokens": sum(answer.tokens for answer in answers),
         "decode": decode_part(answers),
+        "full": full_part(answers),
         "requests": [_request_figures(answer) for answer in answers],
         "itl_ms": [round(1e3 * gap, 1) for answer in answers for gap in _gaps(answer)],
     }
@@ -62,16 +65,32 @@ def decode_part(answers: Sequence[Answer]) -> Record:
     From the last first token to the last event but one of any stream. SGLang's overlap loop sends what a forward gave
     when the next one has run, and the last two together; so the last event has a round's tokens and no round's time.
     """
+    return _part(answers, max(map(_end, answers)))
+
+
+def full_part(answers: Sequence[Answer]) -> Record:
+    """The same, while the batch is full: until more than a quarter of the requests have ended.
+
+    Speculation ends some answers early. What remains then is a smaller batch, not a slower one.
+    """
+    return _part(answers, sorted(map(_end, answers))[len(answers) // _MAY_HAVE_ENDED])
+
+
+def _end(answer: Answer) -> float:
+    """Of the time that its tokens took: the last event but one."""
+    return answer.events[-2][0] if len(answer.events) > 1 else answer.last
+
+
+def _part(answers: Sequence[Answer], end: float) -> Record:
     gaps = [gap for answer in answers for gap in _gaps(answer)]
     same = 0.1 * median(gaps) if gaps else 0.0  # events of one round come this close together
     start = max(answer.first for answer in answers)
-    end = max(answer.events[-2][0] for answer in answers if len(answer.events) > 1) if gaps else start
     tokens = 0
     for answer in answers:
-        counted = answer.events[:-1] if answer.last >= end - same else answer.events
-        counts = [0, *(count for _, count in counted)]
-        before = sum(at <= start + same for at, _ in counted)
-        tokens += counts[-1] - counts[before]
+        timed = answer.events[:-1] if answer.last >= end - same else answer.events
+        counts = [0, *(count for at, count in timed if at <= end + same)]
+        before = sum(at <= start + same for at, _ in timed)
+        tokens += counts[-1] - counts[before] if before < len(counts) else 0
     return {"s": round(max(0.0, end - start), 4), "tokens": tokens}
 
 

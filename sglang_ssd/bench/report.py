@@ -192,8 +192,9 @@ def waterfall_of(found: Sequence[Ceiling]) -> Ceiling | None:
 _READING = """\
 `off` is SGLang without speculation, `sync` the same draft server with the cache off (drafts after each outcome) at its
 own best K, `ssd` the cache ahead. The modes alternate in blocks on the same prompts; a ratio is the geometric mean over
-paired blocks with its 95 % bootstrap interval. Rates count the time in which every request of a block decodes, unless
-said otherwise: answers here are short, and prefill is the same for all. ITL is the time between two events of a stream;
+paired blocks with its 95 % bootstrap interval. Rates count the time in which a batch is full and decodes, unless said
+otherwise: from its last first token until more than a quarter of its requests have ended. (Answers here are short, and
+prefill is the same for all; speculation ends some of a batch early.) ITL is the time between two events of a stream;
 the tokens of one round come as one event. The caches of both sides are emptied before every block."""
 
 _CORES = """ \

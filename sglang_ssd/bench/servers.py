@@ -112,6 +112,7 @@ def running(wanted: dict[str, tuple[str, ...]], logs: Path) -> Iterator[dict[str
 
     Raises ServerError. SIGTERM ends the context as Ctrl-C does.
     """
+    logs.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, _interrupt)
     servers: dict[str, Server] = {}
     try:

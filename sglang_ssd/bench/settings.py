@@ -114,8 +114,9 @@ def _short(flag: str) -> str:
     return flag.removeprefix(PREFIX).removeprefix("--speculative-").removeprefix("--")
 
 
-TOKENS = {1: 48, 2: 24, 4: 24, 8: 16, 16: 12, 32: 12}
-"""New tokens of a request by batch size, for two cores: a block then takes 5 to 12 s."""
+TOKENS = {1: 48}
+_TOKENS = 32
+"""New tokens of a request, for two cores: a block then takes 4 to 11 s, most of it with a full batch."""
 _FAN_OUTS = Sweep(f"{PREFIX}fan-out", ("1", "3", "9", "27"), (f"{PREFIX}wait", "full"))
 _AS_SHIPPED = Sweep(f"{PREFIX}fan-out", ("8",))
 _ONE_OUTCOME = Sweep(f"{PREFIX}planner", ("full",))
@@ -127,7 +128,7 @@ def grid(
 ) -> tuple[Cell, ...]:
     """A cell for each pair."""
     return tuple(
-        Cell(batch, temperature, tokens or TOKENS.get(batch, 16), blocks.get(batch, 4))
+        Cell(batch, temperature, tokens or TOKENS.get(batch, _TOKENS), blocks.get(batch, 4))
         for temperature in temperatures
         for batch in batches
     )

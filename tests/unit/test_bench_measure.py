@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from sglang_ssd.bench.load import Answer, Ask, LoadError, play
-from sglang_ssd.bench.measure import client_figures, decode_part, server_figures
+from sglang_ssd.bench.measure import client_figures, decode_part, full_part, server_figures
 
 ASK = Ask("own", (1, 2, 3), 8, 0.0, 1)
 
@@ -38,6 +38,20 @@ def test_decode_begins_when_the_last_request_has_its_first_token_and_keeps_early
 
 def test_a_block_of_single_tokens_has_no_decode_part() -> None:
     assert decode_part([answer((1.0, 1)), answer((1.1, 1))])["tokens"] == 0
+
+
+def test_a_batch_is_full_while_three_quarters_of_it_decode() -> None:
+    """Under the overlap loop, rounds of 1 s: four answers end after 4, 6, 8 and 8 of them, two tokens each."""
+    answers = [
+        answer(*((float(at), 2 * at - 1) for at in range(1, rounds + 1)), (rounds + 0.001, 2 * rounds + 1))
+        for rounds in (4, 6, 8, 8)
+    ]
+    # From 1 to 6, when the second one ends: the first has 4 rounds in it and one more that is never timed apart,
+    # the others have 5 each.
+    assert full_part(answers) == {"s": 5.0, "tokens": 8 + 3 * 10}
+    assert full_part(answers[:1]) == decode_part(answers[:1]) == {"s": 3.0, "tokens": 6}
+    assert full_part(answers[:3])["s"] == 3.0
+    assert decode_part(answers)["s"] == 7.0
 
 
 def test_client_figures() -> None:

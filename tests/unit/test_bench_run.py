@@ -30,7 +30,8 @@ def record(cell: Cell, block: int, variant: str, seconds: float, **more: Any) ->
     return {
         "cell": cell.key, "block": block, "variant": variant, "batch": cell.batch, "temperature": cell.temperature,
         "data_set": cell.data_set, "rate": cell.rate, "wall_s": 1 + seconds, "tokens": 21 * cell.batch,
-        "decode": {"s": seconds, "tokens": 20 * cell.batch}, "itl_ms": [100.0], "cores": {"others": 0.0, "HTTP": 0.1},
+        "decode": {"s": seconds, "tokens": 20 * cell.batch}, "full": {"s": seconds, "tokens": 20 * cell.batch},
+        "itl_ms": [100.0], "cores": {"others": 0.0, "HTTP": 0.1},
         "requests": [{"data_set": "own", "prompt": 9, "tokens": 21, "finish": "length", "ttft_ms": 9.0, "tpot_ms": 8.0}]
         * cell.batch,
     } | more  # fmt: skip
@@ -91,7 +92,7 @@ def test_sglangs_own_speculation_takes_part_where_its_flags_are_given() -> None:
     assert not any("ssd" in flag for flag in plan.server_flags("standalone"))
     records = a_run()
     records += [
-        each | {"variant": "standalone", "decode": {"s": 0.1, "tokens": 20}}
+        each | {"variant": "standalone", "full": {"s": 0.1, "tokens": 20}}
         for each in records
         if each["variant"] == "off"
     ]
@@ -160,7 +161,7 @@ def test_the_best_other_is_chosen_by_its_rate() -> None:
     records = a_run()
     for each in records:
         if each["variant"].startswith("sync"):
-            each["decode"] = {"s": 40.0, "tokens": 20}
+            each["full"] = {"s": 40.0, "tokens": 20}
     (point, *_) = closed(points(records))
     assert point.best_other is point.off
     ratio = point.against(point.off)
