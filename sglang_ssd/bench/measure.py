@@ -45,8 +45,8 @@ def measure(server: Server, asks: Sequence[Ask], rate: float | None = None) -> R
 def client_figures(answers: Sequence[Answer]) -> Record:
     """What the client saw. Times in ms unless the name says seconds.
 
-    ``decode`` is :func:`decode_part`, ``full`` :func:`full_part`. ``itl_ms`` are the times between two events of a stream; tokens of one round
-    come as one event.
+    ``decode`` is :func:`decode_part`, ``full`` :func:`full_part`. ``itl_ms`` are the times between two events of a
+    stream; tokens of one round come as one event.
     """
     start, end = min(a.sent for a in answers), max(a.last for a in answers)
     return {

@@ -33,8 +33,8 @@ def throughput_table(points: Sequence[Point], devices: Mapping[str, int]) -> str
         "ssd / off", "ssd / sync", "ssd / best other", "the same with prefill",
     )  # fmt: skip
     note = (
-        f"Tokens per second while the batch is full and decodes. Devices: {devices['target']} for `off`, {both} for `sync` and `ssd`. The "
-        "last column is the ratio to the best other by whole blocks, prefill included."
+        f"Tokens per second while the batch is full and decodes. Devices: {devices['target']} for `off`, {both} for "
+        "`sync` and `ssd`. The last column is the ratio to the best other by whole blocks, prefill included."
     )
     return note + "\n\n" + table(head, (_throughput(point, devices["target"], both) for point in points))
 
