@@ -63,10 +63,11 @@ class Run:
             for done, block in enumerate(todo):
                 if self._out_of_time():
                     logger.info("The time is over: %d of %d blocks remain unmeasured.", len(todo) - done, len(todo))
-                    return
+                    break
                 logger.info("%d of %d: %s, block %d", done + 1, len(todo), block.cell.key, block.number + 1)
                 for variant in self._missing(block):
                     self._measure(servers[variant.server], block, variant)
+            self._note_times(servers)
 
     def _sweep_part(self, name: str, flags: tuple[str, ...]) -> None:
         blocks = [Block(cell, number) for cell in self._plan.sweep_cells for number in range(cell.blocks)]
@@ -99,6 +100,14 @@ class Run:
         record: Record = where | point | measure(server, asks, cell.rate)
         logger.info("    %-12s %6.2f tokens/s", variant.name, record["tokens"] / record["wall_s"])
         self._results.add(record)
+
+    def _note_times(self, servers: dict[str, Server]) -> None:
+        """What the policies know of forwards and draft steps by now."""
+        for name, server in servers.items():
+            status = server.status()
+            if "verify_ms" in status:
+                times = {"verify_ms": status["verify_ms"], "draft_step_ms": status["draft_step_ms"]}
+                self._results.add({"event": "times", "server": name, **times})
 
     def _missing(self, block: Block) -> list[Variant]:
         done = self._results.done()

@@ -6,10 +6,11 @@ A decision asks for the same few estimates many times, so each is worked out onc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _NEWEST = 0.2
 """Weight of the newest sample in its estimate."""
+_NEAR = 8
 
 
 class StepClock:
@@ -47,7 +48,7 @@ class VerifyClock:
     """Seconds of the target's forward, by batch size and width (draft positions + 1)."""
 
     def __init__(self) -> None:
-        self._by_batch: dict[int, dict[float, float]] = {}
+        self._by_batch: dict[int, dict[int, float]] = {}
         self._estimates: dict[tuple[int, int], float] = {}
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
@@ -59,9 +60,14 @@ class VerifyClock:
         by_width[width] = before + (sample - before) * _NEWEST
         self._estimates.clear()
 
-    def known(self, batch: int, width: int) -> bool:
-        """Whether a forward of this kind was seen."""
-        return width in self._by_batch.get(batch, {})
+    def knows_near(self, batch: int, width: int) -> bool:
+        """Whether it was seen with this batch size or one that differs by an eighth at most."""
+        near = (self._by_batch[size] for size in self._by_batch if abs(size - batch) * _NEAR <= batch)
+        return any(width in by_width for by_width in near)
+
+    def points(self) -> dict[int, dict[int, float]]:
+        """Seconds of every batch size and width seen so far."""
+        return {batch: dict(sorted(by_width.items())) for batch, by_width in sorted(self._by_batch.items())}
 
     def estimate(self, batch: int, width: int) -> float:
         """Of the nearest batch size seen so far, along a line through its widths; 0.0 before the first forward."""
@@ -73,7 +79,7 @@ class VerifyClock:
         return self._estimates[batch, width]
 
 
-def _along(by_width: Mapping[float, float], width: int) -> float:
+def _along(by_width: Mapping[int, float], width: int) -> float:
     """Two widths give a line that also holds beyond them; wider is never faster."""
     points = _plausible(sorted(by_width.items()))
     if len(points) < 2 or points[0][0] <= width <= points[-1][0]:
@@ -84,7 +90,7 @@ def _along(by_width: Mapping[float, float], width: int) -> float:
     return max(anchor[1] / 4, anchor[1] + slope * (width - anchor[0]))
 
 
-def _plausible(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _plausible(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """More work never takes less time, nor more than in proportion: one slow start must not scare for ever."""
     capped: list[tuple[float, float]] = []
     for x, y in points:

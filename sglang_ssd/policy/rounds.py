@@ -21,9 +21,15 @@ _KEEP = 1.03
 """What must be gained to leave the present K."""
 _LEAST_GAIN = 1.01
 """What speculation must promise over none: chances never fall to 0, so it always promises a little."""
-_LOOKS = 4
-"""Rounds of one look from K = 0; the first has no tree yet and does not count."""
+_PLAIN_AT_LEAST_EVERY = 256
+"""Rounds; what no speculation would be worth is measured now and then."""
+_LOOK_ROWS, _LONGEST_LOOK = 12, 3
+"""Answers that one look from K = 0 is after, and its rounds at most."""
+_BLIND = 2
+"""Rounds before a look: the draft server catches up with the text and makes a tree, and nobody waits for drafts."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 512
+_LEAST_MEMORY, _MEMORY_ROUNDS = 64, 32
+"""How many rows, and rounds of a large batch, count in what is known of hits and acceptance."""
 _FEW, _SHORTEST_PAUSE = 2, 24
 """Other text may be easier to draft: when a request joins a batch of so few, it looks again after so many rounds."""
 
@@ -35,7 +41,10 @@ class _Batch:
     num_steps: int
     waited_s: dict[int, RunningMean] = field(default_factory=dict)
     """By K: a long tree is waited for when a short one is not."""
+    rest_s: RunningMean = field(default_factory=lambda: RunningMean(0.0, gain=1 / 16))
     planned: int = 0
+    since_plain: int = 0
+    """Rounds since a forward of one token a request."""
     pause: int = _FIRST_PAUSE
     rounds_off: int = 0
     looking: int = 0
@@ -50,23 +59,25 @@ class RoundPolicy:
         self._most, self._kinds, self._adaptive = num_steps, kinds, adaptive
         self.acceptance = Acceptance()
         self.verify_clock, self.step_clock = VerifyClock(), StepClock()
-        self._hit = RunningShare(happened=5.6, tried=8.0, memory=1 - 1 / 64)
+        self._hit = RunningShare(happened=5.6, tried=8.0)
+        self._memory = 1 - 1 / _LEAST_MEMORY
         self._reach = RunningMean(float(num_steps), gain=1 / 32, observed=True)
         self._ngram = RunningMean(1.2, gain=1 / 32, observed=True)
         self._batches: dict[int, _Batch] = {}
-        self._blind = True
+        self.blind = adaptive
+        """Nothing can be ready for the coming round, so nobody need wait for it."""
         self._news = False
 
     # ---- what happened ----------------------------------------------------------------------------------------
 
     def answered(self, source: str, drafts: int, asked: int) -> None:
         """A row's answer: ``drafts`` tokens of the ``asked`` that were of use, from ``source``."""
-        if self._blind:
+        if self.blind:
             return  # nothing could be ready
         if source == "none" and "ngram" in self._kinds:
             self._ngram.observe(1.0)  # it found nothing
         ready = source in ("hit", "partial")
-        self._hit.observe(ready)
+        self._hit.observe(ready, self._memory)
         if ready:
             self._reach.observe(float(drafts if drafts < asked else self._most))
 
@@ -75,7 +86,7 @@ class RoundPolicy:
         if source == "ngram":
             self._ngram.observe(1.0 + accepted)
         else:
-            self.acceptance.observe(accepted, verified)
+            self.acceptance.observe(accepted, verified, self._memory)
 
     def joined(self) -> None:
         """A new request is there."""
@@ -83,7 +94,13 @@ class RoundPolicy:
 
     def forwarded(self, batch: int, width: int, seconds: float) -> None:
         """The target's forward of a decode batch."""
+        if width == 1:
+            self._of(batch).since_plain = 0
         self.verify_clock.observe(batch, width, seconds)
+
+    def between(self, batch: int, seconds: float) -> None:
+        """From one round to the next, neither forward nor wait took so long: scheduling, streaming, other work."""
+        self._of(batch).rest_s.observe(seconds)
 
     def waited(self, batch: int, seconds: float) -> None:
         """A round in which nothing had to be drafted waited so long for its speculations."""
@@ -96,30 +113,34 @@ class RoundPolicy:
         """K of the coming round of a batch of this size. Call once per round."""
         planned = self._num_steps(batch)
         self._of(batch).planned = planned
+        self._memory = 1 - 1 / max(_LEAST_MEMORY, _MEMORY_ROUNDS * batch)
         return planned
 
     def _num_steps(self, batch: int) -> int:
-        self._blind = False
+        self.blind = False
         if not self._adaptive:
             return self._most
         mine = self._of(batch)
-        if self._knows_widest_only(batch):
-            return 1  # a line through one point says nothing of what drafts cost
+        if self._plain_is_due(mine, batch):
+            return 0
         if mine.looking:
             mine.looking -= 1
+            self.blind = mine.looking > _rounds_of_look(batch)
             return self._settle(mine, batch) if not mine.looking else max(1, self._best(batch, least=1))
         if mine.num_steps == 0:
             mine.rounds_off += 1
             news = self._news and batch <= _FEW
             if mine.rounds_off >= (_SHORTEST_PAUSE if news else mine.pause):
                 self._news = False
-                mine.rounds_off, mine.looking, self._blind = 0, _LOOKS, True
+                mine.rounds_off, mine.looking, self.blind = 0, _BLIND + _rounds_of_look(batch), True
                 return max(1, self._best(batch, least=1))
             return 0
         return self._settle(mine, batch)
 
     def rule(self, batch: int, num_steps: int) -> tuple[Fallback, ...]:
         """The answers for 1, 2, ... missed rows of the coming round."""
+        if self.blind:
+            return (Fallback("none"),)
         if not self._adaptive and len(self._kinds) == 1:
             return tuple(Fallback(kind, self._most if kind == "jit" else 0) for kind in self._kinds)
         return rule(self._round(batch, num_steps), self._kinds, LONGEST_RULE)
@@ -155,11 +176,11 @@ class RoundPolicy:
 
     def _rate(self, batch: int, num_steps: int) -> float:
         """Expected tokens per second of the batch."""
-        verify = self.verify_clock.estimate(batch, num_steps + 1)
-        if verify <= 0:
+        work = self._work_s(batch, num_steps + 1)
+        if work <= 0:
             return float(num_steps)  # nothing is known: speculate
         if num_steps == 0:
-            return batch / verify
+            return batch / work
         hit, round_ = self._hit.value, self._round(batch, num_steps)
         answer = self._usual(batch, num_steps)
         per_miss = {"none": 1.0, "ngram": self._ngram.value}.get(
@@ -167,16 +188,28 @@ class RoundPolicy:
         )
         tokens = batch * (hit * round_.hit_tokens + (1 - hit) * per_miss)
         drafting = (1 - hit**batch) * answer.steps * self.step_clock.estimate(self._missed(batch)) / 1e6
-        return tokens / (verify + drafting + self._waiting(batch, num_steps))
+        return tokens / (work + drafting + self._waiting(batch, num_steps))
+
+    def _work_s(self, batch: int, width: int) -> float:
+        """A round without waiting; 0.0 before the first forward."""
+        verify_s = self.verify_clock.estimate(batch, width)
+        return verify_s + self._of(batch).rest_s.value if verify_s > 0 else 0.0
 
     def _waiting(self, batch: int, num_steps: int) -> float:
         """Of a round with this K, for what was prepared; what was never tried is hoped for."""
         known = self._of(batch).waited_s.get(num_steps)
         return 0.0 if known is None else known.value
 
-    def _knows_widest_only(self, batch: int) -> bool:
-        known = self.verify_clock.known
-        return known(batch, self._most + 1) and not any(known(batch, width) for width in range(1, self._most + 1))
+    def _plain_is_due(self, mine: _Batch, batch: int) -> bool:
+        """Whether to measure a forward without drafts: the first draft may cost more than each further one, so a line
+        through wider forwards does not tell.
+        """
+        mine.since_plain += 1
+        unknown = self.verify_clock.estimate(batch, 1) > 0 and not self.verify_clock.knows_near(batch, 1)
+        if not unknown and mine.since_plain <= _PLAIN_AT_LEAST_EVERY:
+            return False
+        mine.since_plain = 0
+        return True
 
     def _missed(self, batch: int) -> int:
         """Rows that usually miss, when any do."""
@@ -194,9 +227,13 @@ class RoundPolicy:
             hit_width=num_steps + 1,
             jit_acceptance=self.acceptance.rate,
             ngram_tokens=self._ngram.value,
-            verify_s=partial(self.verify_clock.estimate, batch),
+            verify_s=partial(self._work_s, batch),
             step_s=lambda rows: self.step_clock.estimate(rows) / 1e6,
         )
 
     def _of(self, batch: int) -> _Batch:
         return self._batches.setdefault(batch, _Batch(self._most))
+
+
+def _rounds_of_look(batch: int) -> int:
+    return min(_LONGEST_LOOK, -(-_LOOK_ROWS // batch))

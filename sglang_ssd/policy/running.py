@@ -28,14 +28,13 @@ class RunningShare:
 
     happened: float
     tried: float
-    memory: float
 
     @property
     def value(self) -> float:
         """Between 0 and 1."""
         return self.happened / self.tried
 
-    def observe(self, happened: bool) -> None:
-        """Take one trial in."""
-        self.happened = self.happened * self.memory + happened
-        self.tried = self.tried * self.memory + 1
+    def observe(self, happened: bool, memory: float) -> None:
+        """Take one trial in; the earlier ones keep ``memory`` of their weight."""
+        self.happened = self.happened * memory + happened
+        self.tried = self.tried * memory + 1

@@ -43,12 +43,16 @@ class Collector:
         self.plan = RoundPlan(num_steps, policy.rule(1, num_steps))
         self._boot = 0
         self._saved = 0
+        self._began: float | None = None
+        self._busy_s = 0.0
         # Hopeful at first, and slow to despair: a draft that is not waited for cannot show what it is worth.
         self._accepted = RunningMean(float(num_steps), gain=1 / 32, observed=True)
 
     def collect(self, states: list[RequestState], limits: list[int]) -> list[Answer]:
         """What is proposed for every row; what is late is a miss and is not waited for again."""
-        limits = [min(limit, self.plan.num_steps) for limit in limits]
+        self._note_rest(len(states))
+        most = self.plan.num_steps if self.plan.wanted else 0
+        limits = [min(limit, most) for limit in limits]
         wanted = {
             state.session: state.length
             for state, limit in zip(states, limits, strict=True)
@@ -68,8 +72,14 @@ class Collector:
             self._figures.timeouts += 1
             self._deadline.missed(allowance_s)
         answers = [self._take(state, found, limit) for state, limit in zip(states, limits, strict=True)]
-        self._learn(answers, limits, self._now() - began)
+        waited_s = self._now() - began
+        self._busy_s += waited_s
+        self._learn(answers, limits, waited_s)
         return answers
+
+    def interrupted(self) -> None:
+        """Something else than a round runs before the next one."""
+        self._began = None
 
     def joined(self) -> None:
         """A request is about to be drafted for."""
@@ -80,7 +90,7 @@ class Collector:
         if self._client is not None:
             self._policy.step_clock.replace(self._client.draft_steps)
         num_steps = self._policy.num_steps(batch)
-        self.plan = RoundPlan(num_steps, self._policy.rule(batch, num_steps))
+        self.plan = RoundPlan(num_steps, self._policy.rule(batch, num_steps), wanted=not self._policy.blind)
 
     def expected_us(self, batch: int) -> int:
         """What the next forward of a batch of this size should take; 0 when unknown."""
@@ -96,6 +106,7 @@ class Collector:
 
     def forwarded(self, batch: int, width: int, seconds: float) -> None:
         """The target's forward of a decode batch took so long."""
+        self._busy_s += seconds
         self._deadline.earned(seconds)
         self._deadline.gained(seconds * self._saved / batch)
         self._saved = 0
@@ -103,12 +114,28 @@ class Collector:
         self._figures.verify_s += seconds
 
     def describe(self) -> dict[str, object]:
-        """The decisions' part of ``/ssd/status``: K and fallback by batch size, and where the fallback changes (b*)."""
-        return {
-            "lookahead": self._policy.lookaheads(),
-            "fallback_chosen": self._policy.fallbacks(),
-            "switch_point": self._policy.switch_point(),
+        """The decisions' part of ``/ssd/status``: K and fallback by batch size, where the fallback changes (b*), and
+        the running times that decide: of the target's forward by batch and width, of the draft's step as (rows, ms).
+        """
+        policy = self._policy
+        verify_ms = {
+            batch: {width: round(1e3 * seconds, 2) for width, seconds in by_width.items()}
+            for batch, by_width in policy.verify_clock.points().items()
         }
+        return {
+            "lookahead": policy.lookaheads(),
+            "fallback_chosen": policy.fallbacks(),
+            "switch_point": policy.switch_point(),
+            "verify_ms": verify_ms,
+            "draft_step_ms": [(rows, micros / 1e3) for rows, micros in policy.step_clock.points()],
+        }
+
+    def _note_rest(self, batch: int) -> None:
+        """What the last round took beside its forward and its wait, if this one follows it at once."""
+        now = self._now()
+        if self._began is not None:
+            self._policy.between(batch, max(0.0, now - self._began - self._busy_s))
+        self._began, self._busy_s = now, 0.0
 
     def _worth_s(self, batch: int) -> float:
         """What the drafts of a round save: accepted tokens times the time of a forward."""
@@ -133,5 +160,5 @@ class Collector:
         asked = [(answer, limit) for answer, limit in zip(answers, limits, strict=True) if answer.source]
         for answer, limit in asked:
             self._policy.answered(answer.source, len(answer.proposed.tokens), limit)
-        if all(answer.source in ("hit", "partial") for answer, _ in asked):
+        if not any(answer.source == "jit" for answer, _ in asked):
             self._policy.waited(len(answers), waited_s)

@@ -71,10 +71,14 @@ class CommittedRow:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What the next round is to be: K, and the answers for 1, 2, ... missed rows."""
+    """What the next round is to be: K, and the answers for 1, 2, ... missed rows.
+
+    Not ``wanted``: the draft server prepares for K as ever, but this time nobody asks for its drafts.
+    """
 
     num_steps: int
     answers: tuple[Fallback, ...]
+    wanted: bool = True
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
     # ---- prefill ----------------------------------------------------------------------------------------------
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:  # noqa: ANN401
+        self._collector.interrupted()
         self.sweep()
         states = [self._book.state(req) for req in batch.reqs]
         for state in states:

@@ -123,3 +123,40 @@ def test_a_draft_server_that_is_away_teaches_nothing(collector, link, policy):
     policy.num_steps(1)
     collector.collect([request()], [K])
     assert policy._hit.value < before
+
+
+def test_before_a_look_the_draft_server_prepares_and_nobody_asks(collector, link, policy):
+    policy.forwarded(1, 1, 0.1)
+    for _ in range(300):
+        policy.forwarded(1, K + 1, 0.9)
+    asked = []
+    for _ in range(80):
+        collector.plan_round(1)
+        before = len(link.allowances)
+        collector.collect([request()], [K])
+        if collector.plan.num_steps:
+            asked.append(len(link.allowances) - before)
+    assert asked == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("source", "waits"), [("hit", True), ("none", True), ("jit", False)])
+def test_a_wait_for_what_is_not_drafted_counts_against_its_k(link, policy, source, waits):
+    """Also in vain: a draft server that is always busy must not keep its K by never being counted."""
+    clock = iter([0.0, 1.0, 1.25, 2.0, 2.25, 3.0, 3.25])
+    collector = Collector(link, policy, Deadline(), figures(), K, now=lambda: next(clock))
+    link.ready = {1: Ready(10, Proposed([5, 6, 7] if source != "none" else []), source)}
+    collector.plan_round(1)
+    collector.collect([request()], [K])
+    assert (policy._waiting(1, K) > 0) == waits
+
+
+def test_what_lies_between_rounds_is_known_unless_a_prefill_does(link, policy):
+    """Rounds of a second: 300 ms of forward, 250 ms of waiting, the rest is nobody's."""
+    times = iter([0.0, 0.0, 0.25, 1.0, 1.0, 1.25, 9.0, 9.0, 9.25])
+    collector = Collector(link, policy, Deadline(), figures(), K, now=lambda: next(times))
+    for interrupted in (False, False, True):
+        if interrupted:
+            collector.interrupted()
+        collector.collect([request()], [K])
+        collector.forwarded(1, 2, 0.3)
+    assert policy._of(1).rest_s.value == pytest.approx(0.45)

@@ -146,3 +146,41 @@ def test_from_zero_it_looks_again_ever_more_seldom_and_comes_back():
         width = policy.num_steps(1) + 1
         policy.forwarded(1, width, 0.1)
     assert policy.num_steps(1) > 0
+
+
+def test_what_no_speculation_costs_is_measured_for_every_size():
+    """The second token of a forward may cost more than the third: a line through wider ones promises too much."""
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    teach(policy, 32, {2: 0.275, 3: 0.290})
+    assert policy.num_steps(32) == 0
+    policy.forwarded(32, 1, 0.207)
+    assert policy.num_steps(32) > 0
+    assert policy.num_steps(30) > 0  # of nearly the same size
+    teach(policy, 8, {2: 0.147})
+    assert policy.num_steps(8) == 0
+
+
+def test_it_is_measured_again_now_and_then():
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    teach(policy, 1, {1: 0.100, 5: 0.102})
+    chosen = []
+    for _ in range(600):
+        chosen.append(policy.num_steps(1))
+        policy.forwarded(1, chosen[-1] + 1, 0.1)
+    assert chosen.count(0) == 2
+
+
+def test_nobody_waits_before_a_look_and_the_look_is_short_in_a_large_batch():
+    for batch, rounds in ((1, 3), (6, 2), (32, 1)):
+        policy = RoundPolicy(4, ALL, adaptive=True)
+        teach(policy, batch, {1: 0.1, 5: 0.5})
+        look = []
+        while len(look) < 2 or look[-1][0]:
+            k = policy.num_steps(batch)
+            if k or look:
+                look.append((k, policy.blind, {answer.kind for answer in policy.rule(batch, k)}))
+        planned = [k for k, _, _ in look[:-1]]
+        assert all(planned)
+        assert len(planned) == 2 + rounds
+        assert [blind for _, blind, _ in look] == [True] * 2 + [False] * (rounds + 1)
+        assert [kinds for _, _, kinds in look[:2]] == [{"none"}, {"none"}]
