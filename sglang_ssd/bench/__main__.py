@@ -10,6 +10,7 @@ _COMMANDS = {
     "run": ("run", "measure off, sync and ssd on servers started here"),
     "report": ("report", "a page and plots from results"),
     "simulate": ("simulator.command", "a model of target, draft server and policy on recorded step times"),
+    "profile": ("simulator.measured", "the machine of a run as a profile for the simulator"),
     "planners": ("simulator.planners", "hit rates of the planners at equal rows, on recorded rounds"),
     "record": ("simulator.record", "traces of the demo pair for the simulator"),
     "micro": ("micro", "the time of single parts, by pytest-benchmark"),

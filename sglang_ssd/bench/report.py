@@ -18,10 +18,12 @@ from sglang_ssd.bench.analysis import by_data_set, closed, is_sweep, points
 from sglang_ssd.bench.ceiling import Ceiling, ceiling
 from sglang_ssd.bench.goals import goals
 from sglang_ssd.bench.results import Results, ResultsError
+from sglang_ssd.bench.settings import SSD
 from sglang_ssd.bench.tables import (
     ceiling_table,
     cores_table,
     data_set_table,
+    decision_table,
     goal_table,
     latency_table,
     memory_table,
@@ -72,6 +74,7 @@ class Page:
         self.sweeps = points(record for record in every if is_sweep(record))
         self.failed = [event for each in results for event in each.events("failed")]
         self.scaling = next((event for each in results for event in each.events("scaling")), None)
+        self.decisions = next((e for e in self.run.events("decisions") if e["server"] == SSD), None)
         self.servers = {event["name"]: event for each in results for event in each.events("server")}
 
     @property
@@ -149,6 +152,8 @@ class Page:
             yield (_picture(plots, "ratios") + "\n\n" + _picture(plots, "pareto")).strip()
             yield "## Latency\n\n" + latency_table(self.closed)
             yield "## Rounds\n\n" + rounds_table(self.closed)
+        if self.decisions is not None:
+            yield "## What the policy chose\n\n" + _DECISIONS + "\n\n" + decision_table(self.decisions)
         if self.ceilings:
             yield from self._ceiling_section(plots)
         single = next((p for p in self.closed if p.batch == 1 and p.temperature == 0), None)
@@ -200,6 +205,9 @@ the tokens of one round come as one event. The caches of both sides are emptied 
 _CORES = """ \
 Each model computes on one thread a core it is given; beside a draft server all of SGLang's processes keep to the
 target's cores, and without one (`off`) its HTTP server and detokenizer may use the others."""
+
+_DECISIONS = """\
+At the end of the run, after all temperatures in turn. Batch sizes in between are those of answers that ended early."""
 
 _CEILING = """\
 T_sd is a round of `sync` at its best K. The ceiling is that mode with its waiting for drafts taken out; `ssd` is

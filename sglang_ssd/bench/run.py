@@ -33,6 +33,8 @@ from sglang_ssd.bench.settings import PLANS, SSD, Cell, Plan, grid, parse_sweep
 logger = logging.getLogger(__name__)
 
 _SERVER_GIB = 4
+_DECISIONS = ("lookahead", "fallback_chosen", "switch_point", "verify_ms", "draft_step_ms")
+"""Of ``/ssd/status``, by batch size."""
 _WARM_UP = Ask("warm-up", tuple(range(100, 140)), 16, 0.0, 1)
 
 
@@ -67,7 +69,7 @@ class Run:
                 logger.info("%d of %d: %s, block %d", done + 1, len(todo), block.cell.key, block.number + 1)
                 for variant in self._missing(block):
                     self._measure(servers[variant.server], block, variant)
-            self._note_times(servers)
+            self._note_decisions(servers)
 
     def _sweep_part(self, name: str, flags: tuple[str, ...]) -> None:
         blocks = [Block(cell, number) for cell in self._plan.sweep_cells for number in range(cell.blocks)]
@@ -101,13 +103,13 @@ class Run:
         logger.info("    %-12s %6.2f tokens/s", variant.name, record["tokens"] / record["wall_s"])
         self._results.add(record)
 
-    def _note_times(self, servers: dict[str, Server]) -> None:
-        """What the policies know of forwards and draft steps by now."""
+    def _note_decisions(self, servers: dict[str, Server]) -> None:
+        """What the policies have come to, and the times that they know by now."""
         for name, server in servers.items():
             status = server.status()
-            if "verify_ms" in status:
-                times = {"verify_ms": status["verify_ms"], "draft_step_ms": status["draft_step_ms"]}
-                self._results.add({"event": "times", "server": name, **times})
+            known = {key: status[key] for key in _DECISIONS if key in status}
+            if known:
+                self._results.add({"event": "decisions", "server": name, **known})
 
     def _missing(self, block: Block) -> list[Variant]:
         done = self._results.done()

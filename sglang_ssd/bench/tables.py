@@ -126,6 +126,22 @@ def waterfall_table(found: Sequence[Ceiling], round_trip_ms: float) -> str:
     return table(("T", "batch", *names), rows)
 
 
+def decision_table(event: Mapping[str, Any]) -> str:
+    """By batch size, when the run was over: K, the fallback, and the target's forward by tokens a request."""
+    chosen, fallbacks = event["lookahead"], event["fallback_chosen"]
+    rows = [
+        (batch, steps, fallbacks.get(batch), ", ".join(f"{w}: {ms:.0f}" for w, ms in event["verify_ms"][batch].items()))
+        for batch, steps in sorted(chosen.items(), key=lambda item: int(item[0]))
+        if batch in event["verify_ms"]
+    ]
+    switch, steps = event["switch_point"], ", ".join(f"{rows}: {ms:.1f}" for rows, ms in event["draft_step_ms"])
+    return (
+        table(("batch", "K", "usual misses get", "forward by width, ms"), rows)
+        + f"\n\nb* (the smallest batch whose usual misses are not drafted): {switch or 'none'}. "
+        + f"Draft step by rows, ms: {steps}."
+    )
+
+
 def data_set_table(by_set: Mapping[str, Point]) -> str:
     """One row for each data set."""
     head = ("data set", "blocks", "off", "sync", "ssd", "ssd / off", "ssd / sync", "hit rate")

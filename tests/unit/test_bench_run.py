@@ -23,6 +23,10 @@ HEADER = {
     "plan": PLAN.as_json(), "command": "python -m sglang_ssd.bench run", "versions": {"sglang-ssd": "1"},
     "machine": {"cores": 2, "gpus": [], "memory_gib": 4},
 }  # fmt: skip
+DECISIONS = {
+    "lookahead": {"16": 0, "2": 1}, "fallback_chosen": {"2": "none"}, "switch_point": 2,
+    "verify_ms": {"2": {"1": 100.0, "2": 112.0}, "16": {"1": 150.0}}, "draft_step_ms": [[1, 15.7], [10, 18.6]],
+}  # fmt: skip
 
 
 def record(cell: Cell, block: int, variant: str, seconds: float, **more: Any) -> dict[str, Any]:
@@ -178,6 +182,8 @@ def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> N
         results.add(speculated(PLAN.cells[0], 0, f"fan-out={fan_out}", 2.0, 0.4, hits))
     results.add({"event": "failed", "variant": "planner=full", "why": "no such planner"})
     results.add({"event": "scaling", "round_trip_ms": 0.4, "curves": {"rows": [[8, 1.0], [16, 2.0]]}})
+    results.add({"event": "decisions", "server": "sync"} | DECISIONS | {"lookahead": {"1": 9}})
+    results.add({"event": "decisions", "server": "ssd"} | DECISIONS)
     page = tmp_path / "benchmarks.md"
     assert report.main([str(path), "--write", str(page)]) == 0
     text = page.read_text()
@@ -186,6 +192,9 @@ def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> N
     assert "**The run is not complete.**" in text
     assert "planner=full could not be measured: no such planner" in text
     assert "x^1.00" in text
+    assert "| 2 | 1 | none | 1: 100, 2: 112 |" in text
+    assert text.index("| 2 | 1 | none") < text.index("| 16 | 0 | - |")
+    assert "not drafted): 2." in text
     assert "| own |" not in text  # of one data set alone there is no table
     assert text.count("fan-out=4") == 1  # a sweep is in its own table only
     assert str(tmp_path) not in text

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sglang_ssd.bench.__main__ import main
+from sglang_ssd.bench.results import Results
 from sglang_ssd.bench.simulator.comparison import Measured, validation
 from sglang_ssd.bench.simulator.profile import ProfileError, load_profile, profile_names
 from sglang_ssd.bench.simulator.reference import checks, reference_round, sync_speed
 from sglang_ssd.bench.simulator.simulation import Load, simulate
+from tests.unit.test_bench_run import DECISIONS, HEADER, a_run
 
 H100 = [name for name in profile_names() if name.startswith("h100")]
 
@@ -109,3 +111,23 @@ def test_measured_ratios_stand_beside_simulated_ones():
     lines = list(validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 100.0, None)], Load(tokens=8)))
     assert "-9" in lines[2]
     assert lines[-1] == "0 of 1 measured ratios are within 10 %."
+
+
+def test_a_run_makes_a_profile_of_its_times_alone(tmp_path, capsys):
+    path = tmp_path / "results.json"
+    results = Results.open(path, HEADER)
+    for record in a_run():
+        results.add(record)
+    assert main(["profile", str(path)]) == 2
+    assert "no times" in capsys.readouterr().err
+    results.add({"event": "decisions", "server": "sync"} | DECISIONS)
+    both = DECISIONS | {"verify_ms": {"1": {"1": 90.0, "3": 100.0}, "2": {"3": 120.0}}}
+    results.add({"event": "decisions", "server": "ssd"} | both)
+    assert main(["profile", str(path), "--write", str(tmp_path / "machine.json")]) == 0
+    profile = load_profile(str(tmp_path / "machine.json"))
+    assert (profile.batches, profile.widths) == ((1, 2), (1, 2, 3, 4, 5))
+    assert profile.verify_ms[0][:3] == (90.0, 95.0, 100.0)
+    assert profile.verify_ms[1][:3] == (100.0, 112.0, 120.0)
+    assert profile.step_ms == ((1.0, 15.7), (10.0, 18.6))
+    assert profile.traces == "demo"
+    assert "2 cores, CPU" in profile.source
