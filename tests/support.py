@@ -10,6 +10,7 @@ import numpy as np
 
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits
 from sglang_ssd.draft_server.server import DraftServer, Offer
+from sglang_ssd.draft_server.tree import ROOT
 from sglang_ssd.protocol import (
     PROTOCOL_VERSION,
     Close,
@@ -81,6 +82,15 @@ class FakeEngine:
         held = [self.held[int(slot)] for slot in self.table[row, : position + 1]]
         assert [at for at, _ in held] == list(range(position + 1)), "a row reads a slot of another position"
         return tuple(token for _, token in held)
+
+
+def text_of(tree, node):
+    """The tokens that lead to a node of the draft server's tree."""
+    tokens = []
+    while node != ROOT:
+        tokens.append(int(tree.token[node]))
+        node = int(tree.parent[node])
+    return tokens[::-1]
 
 
 def key_of(temperature, seed):
@@ -164,6 +174,11 @@ class Harness:
 
     def handle(self, message):
         self.server.handle(self.identity, message)
+
+    def branches(self, session):
+        """The branches of a session's tree."""
+        growth = self.session(session).growth
+        return self.server.cache.branches.listed(growth.number) if growth else []
 
     def settle(self, limit=1000):
         """Work until there is none."""

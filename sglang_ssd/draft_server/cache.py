@@ -10,14 +10,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from sglang_ssd.draft_server.engine import DraftEngine
+from sglang_ssd.draft_server.branches import NO_ROW, Branches
+from sglang_ssd.draft_server.engine import DraftEngine, Ints
 from sglang_ssd.draft_server.forward import Forward
-from sglang_ssd.draft_server.session import Branch, Growth, Session, row_of
+from sglang_ssd.draft_server.seats import Seats
+from sglang_ssd.draft_server.session import Growth, Session, row_of
 from sglang_ssd.draft_server.table import Table
-from sglang_ssd.draft_server.tree import Node, Tree
+from sglang_ssd.draft_server.tree import ROOT, Tree
+
+
+class Over(NamedTuple):
+    """What a session held for a round that is over."""
+
+    session: Session
+    growth: Growth | None
+    chain: list[int]
 
 
 class SpeculationCache:
@@ -27,16 +38,18 @@ class SpeculationCache:
         self.engine, self._now = engine, now
         self.tree = Tree(engine.limits.slots)
         self.table = Table(engine)
+        self.seats = Seats(engine.limits.rows)
+        self.branches = Branches(self.tree)
         self.context_length = engine.limits.context_length
         self.sessions: dict[Session, None] = {}
         """Those that have a row."""
-        self._over: list[tuple[Growth | None, list[Node]]] = []
+        self._over: list[Over] = []
         self.extended = 0
         """Tokens run as prefill chunks."""
 
     def forward(self) -> Forward:
         """An empty forward."""
-        return Forward(self.engine, self.tree, self.table, self._now)
+        return Forward(self.engine, self.tree, self.table, self.seats, self._now)
 
     def open(self, session: Session) -> bool:
         """Give the session a row and the longest prefix that the tree has; False when no row is left."""
@@ -44,7 +57,9 @@ class SpeculationCache:
         if session.row is None:
             return False
         self.sessions[session] = None
-        session.tip = self.tree.root
+        session.key = self.tree.key_of(session.terms)
+        self.seats.take(session.row, session)
+        session.tip = ROOT
         self.tree.hold(session.tip)
         self.descend(session)
         session.prefilling = session.missing > 1
@@ -54,13 +69,13 @@ class SpeculationCache:
         """Let go of everything; the text stays in the tree until its slots are needed."""
         if session.row is None:
             return
-        self._drop_growth(session.growth)
-        self._release_all(session.chain_nodes)
+        self._drop([] if session.growth is None else [session.growth], session.chain_nodes)
         session.chain, session.chain_nodes = [], []
         self.tree.release(session.tip)
         self.table.give(session.row)
+        self.seats.leave(session.row)
         del self.sessions[session]
-        session.row, session.tip, session.growth = None, self.tree.root, None
+        session.row, session.tip, session.growth = None, ROOT, None
         session.own.clear()
 
     def advance(self, session: Session, tokens: list[int], limit: int) -> list[int]:
@@ -77,25 +92,25 @@ class SpeculationCache:
         self.descend(session)
         if not session.missing:
             self._read(session, limit)
-        self._over.append((session.growth, old_chain))
+        self._over.append(Over(session, session.growth, old_chain))
         session.growth = None
-        session.own = {node: session.own[node] for node in (session.tip, *session.chain_nodes) if node in session.own}
         return session.chain
 
     def descend(self, session: Session) -> None:
         """Move the tip down the committed tokens for as long as the tree has them."""
         node, row = session.tip, row_of(session)
-        while session.length > node.position + 1:
-            child = node.children.get(session.tokens[node.position + 1])
-            if child is None:
+        start = self.tree.position_of(node) + 1
+        for position in range(start, session.length):
+            child = self.tree.child(node, session.tokens[position])
+            if not child:
                 break
-            self.table.enter(row, child.position, child.slot)
+            self.table.enter(row, position, child)
             node = child
         self.move_tip(session, node)
 
-    def move_tip(self, session: Session, node: Node) -> None:
+    def move_tip(self, session: Session, node: int) -> None:
         """``node`` is on the session's text: hold it instead of the node above."""
-        if node is session.tip:
+        if node == session.tip:
             return
         self.tree.hold(node)
         self.tree.commit(node)
@@ -105,34 +120,37 @@ class SpeculationCache:
     def extend(self, session: Session, count: int) -> bool:
         """Run the next ``count`` missing tokens as one prefill chunk; False when slots sufficed for fewer."""
         self.descend(session)
-        start = session.tip.position + 1
-        chunk = session.tokens[start : start + count]
-        nodes = self._new_path(session.tip, chunk)
-        if nodes:
-            slots = np.array([node.slot for node in nodes], dtype=np.int64)
+        start = self.tree.position_of(session.tip) + 1
+        chunk = np.array(session.tokens[start : start + count], dtype=np.int64)
+        slots = self.tree.add_text(session.tip, chunk)
+        if len(slots):
             self.table.flush()
-            self.engine.extend(row_of(session), start, np.array(chunk[: len(nodes)], dtype=np.int64), slots)
-            self.move_tip(session, nodes[-1])
-            self.extended += len(nodes)
-        return len(nodes) == len(chunk)
+            self.engine.extend(row_of(session), start, chunk[: len(slots)], slots)
+            self.move_tip(session, int(slots[-1]))
+            self.extended += len(slots)
+        return len(slots) == len(chunk)
 
     def sweep(self) -> None:
         """Free what was prepared for, or in flight in, rounds that are over."""
-        for growth, chain in self._over:
-            self._drop_growth(growth)
-            self._release_all(chain)
+        growths = [over.growth for over in self._over if over.growth is not None]
+        self._drop(growths, [node for over in self._over for node in over.chain])
+        for session in {over.session for over in self._over if over.session.own}:
+            kept = {session.tip, *session.chain_nodes}
+            session.own = {node: guesses for node, guesses in session.own.items() if node in kept}
         self._over.clear()
 
-    def drop_branch(self, branch: Branch) -> None:
-        """Free what one branch holds."""
-        self._release_all(branch.nodes)
-        if branch.row is not None:
-            self.table.give(branch.row)
-            branch.row = None
+    def drop_branches(self, branches: Ints) -> None:
+        """Free what branches hold. A slot that is free means nothing to the sessions that had one there."""
+        for seat in set(self.branches.seat[branches].tolist()):
+            session = self.seats.session(seat)
+            if session.own:
+                gone = self.branches.nodes(branches[self.branches.seat[branches] == seat]).tolist()
+                session.own = {node: guesses for node, guesses in session.own.items() if node not in gone}
+        self._free(branches, self.branches.nodes(branches))
 
-    def append(self, session: Session, node: Node) -> None:
+    def append(self, session: Session, node: int) -> None:
         """``node``, held for the session, continues its path: text first, then the chain."""
-        if node.position < session.length:
+        if self.tree.position_of(node) < session.length:
             self.move_tip(session, node)
             self.tree.release(node)
         else:
@@ -140,10 +158,10 @@ class SpeculationCache:
 
     def check(self) -> None:
         """Raises AssertionError unless every slot and row has one owner and every hold is a session's."""
-        holds: Counter[Node] = Counter()
+        holds: Counter[int] = Counter()
         rows = 0
         for session in self.sessions:
-            branches = session.growth.branches() if session.growth else []
+            branches = self.branches.listed(session.growth.number) if session.growth else []
             holds.update([session.tip, *session.chain_nodes])
             holds.update(node for branch in branches for node in branch.nodes)
             rows += 1 + sum(branch.row is not None for branch in branches)
@@ -153,33 +171,24 @@ class SpeculationCache:
 
     def _read(self, session: Session, limit: int) -> None:
         """Fill the chain by following best guesses; its last token needs no KV."""
-        node: Node | None = session.tip
-        while node is not None and len(session.chain) < limit:
-            guesses = session.guesses(node)
-            if guesses is None or guesses.best >= session.target.vocab_size:
-                return
-            session.chain.append(guesses.best)
-            node = node.children.get(guesses.best)
-            if node is not None:
+        node = session.tip
+        while node and len(session.chain) < limit and (best := session.best(node)) is not None:
+            session.chain.append(best)
+            node = self.tree.child(node, best)
+            if node:
                 self.tree.hold(node)
-                self.table.enter(row_of(session), node.position, node.slot)
+                self.table.enter(row_of(session), self.tree.position_of(node), node)
                 session.chain_nodes.append(node)
 
-    def _new_path(self, parent: Node, tokens: list[int]) -> list[Node]:
-        """New committed nodes for ``tokens`` below ``parent``, as many as there are slots for; hold the last next."""
-        nodes: list[Node] = []
-        for token in tokens:
-            node = self.tree.add(nodes[-1] if nodes else parent, token, committed=True)
-            if node is None:
-                break
-            nodes.append(node)
-        return nodes
+    def _drop(self, growths: list[Growth], chain: list[int]) -> None:
+        """Free the branches of ``growths``, and nodes of chains."""
+        branches = self.branches.of(growth.number for growth in growths)
+        self._free(branches, np.append(self.branches.nodes(branches), np.array(chain, dtype=np.int64)))
 
-    def _drop_growth(self, growth: Growth | None) -> None:
-        for branch in growth.branches() if growth is not None else ():
-            self.drop_branch(branch)
-
-    def _release_all(self, nodes: list[Node]) -> None:
-        """Release nodes that lie below one another, deepest first."""
-        for node in reversed(nodes):
-            self.tree.release(node)
+    def _free(self, branches: Ints, nodes: Ints) -> None:
+        if len(nodes):
+            self.tree.release_many(nodes)
+        if len(branches):
+            rows = self.branches.row[branches]
+            self.table.give_many(rows[rows != NO_ROW])
+            self.branches.forget(branches)

@@ -3,109 +3,151 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sglang_ssd.draft_server.engine import DraftEngine, Rows
-from sglang_ssd.draft_server.session import Session
+from sglang_ssd.draft_server.engine import DraftEngine, Ints, Rows
+from sglang_ssd.draft_server.seats import Seats
 from sglang_ssd.draft_server.table import Table
-from sglang_ssd.draft_server.tree import Guesses, Node, Tree
+from sglang_ssd.draft_server.tree import Guesses, Tree
+
+Bools: TypeAlias = NDArray[np.bool_]
 
 
-class _Entry(NamedTuple):
-    """One row: ``node``'s token into ``slot``, its own one or a scratch slot."""
+class Steps(NamedTuple):
+    """N tokens to consume, in order of importance: for the sessions at ``seats``, in table ``rows``, each ``tokens``
+    behind the node ``parents``; all int64 [n].
+    """
 
-    session: Session
-    node: Node
-    row: int
-    slot: int
+    seats: Ints
+    rows: Ints
+    parents: Ints
+    tokens: Ints
+
+    def some(self, which: Ints | Bools) -> Steps:
+        """A part of them."""
+        return Steps(*(column[which] for column in self))
 
 
 class Forward:
     """Gathers rows, then runs them together. Between the two, new nodes are ``in_flight``."""
 
-    def __init__(self, engine: DraftEngine, tree: Tree, table: Table, now: Callable[[], float]) -> None:
-        self._engine, self._tree, self._table, self._now = engine, tree, table, now
-        self._entries: list[_Entry] = []
+    def __init__(self, engine: DraftEngine, tree: Tree, table: Table, seats: Seats, now: Callable[[], float]) -> None:
+        self._engine, self._tree, self._table, self._seats, self._now = engine, tree, table, seats, now
+        self._parts: list[Ints] = []
+        """[5, n] each: seats, table rows, nodes, slots (their own ones or scratch), and 1 for path rows."""
         self.micros = 0.0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(part.shape[1] for part in self._parts)
 
-    def visit(self, session: Session, row: int, parent: Node, token: int, *, path: bool, guess: bool) -> Node | None:
-        """The child ``token`` of ``parent`` in table row ``row``, run by this forward unless it exists, and held.
+    def visit(self, steps: Steps, *, asks: Bools, committed: Bools, path: Bools) -> Ints:
+        """The node of each step, run by this forward unless it exists, and held; 0, and nothing held, for steps that
+        found no slot.
 
-        ``guess`` asks for the session's own candidates after it, so a node made under another key is run again, into
-        a scratch slot; ``path`` counts the row as a missing path token. None, and nothing held, when slots are short.
+        ``asks`` [n] says where the session's own candidates are wanted, so that a node made under another key is run
+        again, into a scratch slot. ``committed`` [n] is for new nodes; ``path`` [n] counts rows as missing path tokens.
         """
-        child = parent.children.get(token)
-        if child is None:
-            child = self._tree.add(parent, token, committed=parent.position + 1 < session.length)
-            if child is None:
-                return None
-            self._tree.hold(child)
-            child.in_flight, child.key = True, session.terms
-            self._add(session, child, row, child.slot, path=path)
-            return child
-        self._tree.hold(child)
-        self._table.enter(row, child.position, child.slot)
-        if guess and not self.ask(session, row, child, path=path):
-            self._tree.release(child)
-            return None
-        return child
+        tree = self._tree
+        nodes = tree.find(steps.parents, steps.tokens)
+        there = nodes > 0
+        tree.hold_many(nodes[there])  # before others are evicted for the rest
+        if not there.all():
+            new = np.flatnonzero(~there)
+            first = new[_firsts(steps.parents[new], steps.tokens[new])]
+            made = self._make(steps.some(first), committed[first], path[first])
+            nodes[first[: len(made)]] = made
+            if len(first) < len(new):
+                others = np.setdiff1d(new, first)
+                nodes[others] = tree.find(steps.parents[others], steps.tokens[others])
+                there[others] = nodes[others] > 0
+                tree.hold_many(nodes[others[there[others]]])
+        if there.any():
+            self._table.enter_many(steps.rows[there], tree.position[nodes[there]], nodes[there])
+            asking = np.flatnonzero(there & asks)
+            refused = asking[~self.ask(steps.seats[asking], steps.rows[asking], nodes[asking], path[asking])]
+            tree.release_many(nodes[refused])
+            nodes[refused] = 0
+        return nodes
 
-    def ask(self, session: Session, row: int, node: Node, *, path: bool) -> bool:
-        """See that the session has guesses at ``node`` after this forward; False when no slot is left for it."""
-        if session.guesses(node) is not None or (node.in_flight and node.key == session.terms):
-            return True
-        slot = self._tree.take_scratch()
-        if slot is None:
-            return False
-        self._add(session, node, row, slot, path=path)
-        return True
+    def ask(self, seats: Ints, rows: Ints, nodes: Ints, path: Bools) -> Bools:
+        """See that sessions have guesses at ``nodes`` after this forward; False where no slot is left for it."""
+        tree = self._tree
+        known: Bools = (tree.key[nodes] == self._seats.keys[seats]) & ((tree.best[nodes] >= 0) | tree.in_flight[nodes])
+        for i in np.flatnonzero(~known):
+            known[i] = int(nodes[i]) in self._seats.session(int(seats[i])).own
+        unknown = np.flatnonzero(~known)
+        if len(unknown):
+            slots = tree.take_scratch(len(unknown))
+            unknown = unknown[: len(slots)]
+            self._add(seats[unknown], rows[unknown], nodes[unknown], slots, path[unknown])
+            known[unknown] = True
+        return known
 
     def run(self) -> None:
         """Run the rows, hand out the guesses, give scratch slots back."""
-        if not self._entries:
+        if not self._parts:
             return
         self._table.flush()
+        seats, rows, nodes, slots, path = np.concatenate(self._parts, axis=1)
         started = self._now()
-        found = self._engine.decode(self._rows())
+        found = self._engine.decode(self._rows(seats, rows, nodes, slots))
         self.micros = (self._now() - started) * 1e6
-        samples = iter(found.samples)
-        for entry, ids, scores in zip(self._entries, found.ids.tolist(), found.scores.tolist(), strict=True):
-            sample = next(samples) if entry.session.terms.proposal is not None else None
-            self._settle(entry, Guesses(ids, scores, sample))
-        for totals in {id(entry.session.target): entry.session.target.totals for entry in self._entries}.values():
-            totals.forwards += 1
-            totals.forward_us += int(self.micros)
+        samples = dict(zip(np.flatnonzero(self._seats.samples[seats]).tolist(), found.samples, strict=True))
+        new = nodes == slots
+        by_node = {int(nodes[i]): sample for i, sample in samples.items() if new[i]}
+        self._tree.learn(nodes[new], found.ids[new], found.scores[new], by_node)
+        if not new.all():
+            for i in np.flatnonzero(~new).tolist():
+                guesses = Guesses(found.ids[i].tolist(), found.scores[i].tolist(), samples.get(i))
+                self._seats.session(seats[i]).own[int(nodes[i])] = guesses
+            self._tree.give_scratch(slots[~new])
+            self._table.enter_many(rows[~new], self._tree.position[nodes[~new]], nodes[~new])
+        self._count(seats, path == 1)
 
-    def _add(self, session: Session, node: Node, row: int, slot: int, *, path: bool) -> None:
-        self._entries.append(_Entry(session, node, row, slot))
-        if path:
-            session.target.totals.path_rows += 1
-        else:
-            session.target.totals.rows += 1
+    def _make(self, steps: Steps, committed: Bools, path: Bools) -> Ints:
+        """New nodes and their rows, as many as there are slots for."""
+        nodes = self._tree.add(steps.parents, steps.tokens, committed)
+        count = len(nodes)
+        self._tree.in_flight[nodes] = True
+        self._tree.key[nodes] = self._seats.keys[steps.seats[:count]]
+        self._add(steps.seats[:count], steps.rows[:count], nodes, nodes, path[:count])
+        return nodes
 
-    def _settle(self, entry: _Entry, guesses: Guesses) -> None:
-        node = entry.node
-        if entry.slot == node.slot:
-            node.guesses, node.in_flight = guesses, False
-            return
-        entry.session.own[node] = guesses
-        self._tree.give_scratch(entry.slot)
-        self._table.enter(entry.row, node.position, node.slot)
+    def _add(self, seats: Ints, rows: Ints, nodes: Ints, slots: Ints, path: Bools) -> None:
+        if len(nodes):
+            self._parts.append(np.stack([seats, rows, nodes, slots, path]))
 
-    def _rows(self) -> Rows:
-        entries = self._entries
-        terms = tuple(entry.session.terms for entry in entries)
+    def _rows(self, seats: Ints, rows: Ints, nodes: Ints, slots: Ints) -> Rows:
+        by, tree = self._seats, self._tree
+        plain = by.plain[seats].all()
         return Rows(
-            rows=np.array([entry.row for entry in entries], dtype=np.int64),
-            positions=np.array([entry.node.position for entry in entries], dtype=np.int64),
-            tokens=np.array([entry.node.token for entry in entries], dtype=np.int64),
-            slots=np.array([entry.slot for entry in entries], dtype=np.int64),
-            temperatures=np.array([entry.session.temperature for entry in entries], dtype=np.float32),
-            seeds=np.array([entry.session.seed for entry in entries], dtype=np.int64),
-            terms=None if all(each.plain for each in terms) else terms,
+            rows=rows,
+            positions=tree.position[nodes],
+            tokens=tree.token[nodes],
+            slots=slots,
+            temperatures=by.temperatures[seats],
+            seeds=by.seeds[seats],
+            terms=None if plain else tuple(by.session(seat).terms for seat in seats.tolist()),
         )
+
+    def _count(self, seats: Ints, path: Bools) -> None:
+        """Add to the targets' totals."""
+        for target, rows in self._seats.by_target(seats).items():
+            target.totals.forwards += 1
+            target.totals.forward_us += int(self.micros)
+            target.totals.rows += rows
+        for target, rows in self._seats.by_target(seats[path]).items():
+            target.totals.path_rows += rows
+            target.totals.rows -= rows
+
+
+def _firsts(parents: Ints, tokens: Ints) -> Ints:
+    """Where each pair occurs first, int64, ascending."""
+    if len(parents) == 1:
+        return np.zeros(1, dtype=np.int64)
+    order = np.lexsort((tokens, parents))
+    same = (np.diff(parents[order]) == 0) & (np.diff(tokens[order]) == 0)
+    return np.sort(order[np.append(True, ~same)])

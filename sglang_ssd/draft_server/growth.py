@@ -7,14 +7,18 @@ start theirs one depth later. Branch (k, c) consumes c first and needs as many f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
+from sglang_ssd.draft_server.branches import NO_ROW
 from sglang_ssd.draft_server.cache import SpeculationCache
-from sglang_ssd.draft_server.forward import Forward
-from sglang_ssd.draft_server.legal import is_illegal, position_of, ranked, spread
+from sglang_ssd.draft_server.engine import Ints
+from sglang_ssd.draft_server.forward import Forward, Steps
+from sglang_ssd.draft_server.legal import ranked, spread
 from sglang_ssd.draft_server.planning import Planning, depth_of
-from sglang_ssd.draft_server.session import Branch, Growth, Session, branch_row, row_of
-from sglang_ssd.draft_server.tree import Node
+from sglang_ssd.draft_server.session import Growth, Session, row_of
 from sglang_ssd.policy.clock import StepClock
 
 
@@ -22,7 +26,7 @@ class Drafter:
     """One step at a time, so that the server can look at its socket in between."""
 
     def __init__(self, cache: SpeculationCache, now: Callable[[], float]) -> None:
-        self._cache = cache
+        self._cache, self._branches, self._seats = cache, cache.branches, cache.seats
         self.clock = StepClock()
         self._planning = Planning(self.clock, now)
         self.shed = 0
@@ -35,14 +39,13 @@ class Drafter:
     def draft(self, sessions: Sequence[Session]) -> None:
         """One more token on each session's chain, if there is room; missing path tokens run on the way."""
         forward = self._cache.forward()
-        for session in sessions:
-            self._trunk(forward, session, session.length + len(session.chain) - 1, drafting=True)
+        ends = [session.length + len(session.chain) for session in sessions]
+        self._run_trunks(forward, sessions, [end - 1 for end in ends], drafting=True)
         self._run(forward)
-        for session in sessions:
-            guesses = session.guesses(session.last)
-            complete = session.last.position == session.length + len(session.chain) - 1
-            if complete and guesses is not None and guesses.best < session.target.vocab_size:
-                session.chain.append(guesses.best)
+        for session, end in zip(sessions, ends, strict=True):
+            best = session.best(session.last) if session.run == end else None
+            if best is not None:
+                session.chain.append(best)
 
     def plan(self, sessions: Iterable[Session], budget: int) -> None:
         """Plan the trees of those that have none; ``budget`` is the most branches of a session."""
@@ -58,43 +61,49 @@ class Drafter:
         forward = self._cache.forward()
         growths = [(session, session.growth) for session in sessions if session.growth is not None]
         unfinished = [(session, growth) for session, growth in growths if not growth.complete]
-        for session, growth in unfinished:
-            if growth.waiting and self._trunk(forward, session, session.length - 1, drafting=False):
-                self._start(session, growth)
-        finished = [branch for _, growth in unfinished for branch in self._descend(forward, growth)]
+        waiting = [session for session, growth in unfinished if growth.waiting]
+        self._start(self._run_trunks(forward, waiting, [session.length - 1 for session in waiting], drafting=False))
+        branches = self._branches.of(growth.number for _, growth in unfinished)
+        live = branches[self._branches.todo[branches] > 0]
+        self._descend(forward, live)
         self._run(forward)
-        self._retire(finished)
+        self._retire(live)
         return bool(unfinished)
 
-    def deepen(self, session: Session) -> bool:
+    def deepen(self, sessions: Iterable[Session]) -> bool:
         """Plan to run the last tokens of finished branches too: one draft token more, or the next tail for free.
 
-        False when the whole tree is as deep as it may be.
+        False when the whole trees are as deep as they may be.
         """
-        growth = session.growth
-        if growth is None or growth.leaves or not growth.complete:
-            return False
-        growth.deepened, growth.leaves = True, growth.depth >= session.lookahead
-        growth.depth += not growth.leaves
-        growth.live = [branch for branch in growth.done if branch.row is not None]
-        growth.done = [branch for branch in growth.done if branch.row is None]
-        for branch in growth.live:
-            branch.todo = 1
-        return bool(growth.live)
+        deeper = []
+        for session in sessions:
+            growth = session.growth
+            if growth is not None and growth.complete and not growth.leaves:
+                growth.deepened, growth.leaves = True, growth.depth >= session.lookahead
+                growth.depth += not growth.leaves
+                deeper.append(growth.number)
+        branches = self._branches.of(deeper)
+        branches = branches[self._branches.row[branches] != NO_ROW]
+        self._branches.todo[branches] = 1
+        for growth, count in self._growths(self._branches.seat[branches]):
+            growth.live, growth.done = growth.live + count, growth.done - count
+        return bool(len(branches))
 
     def step_s(self, sessions: Iterable[Session]) -> float:
         """What the next depth of these sessions' trees should take."""
         growths = [session.growth for session in sessions if session.growth is not None]
-        rows = sum(len(growth.live or growth.done) for growth in growths)
+        rows = sum(growth.live or growth.done for growth in growths)
         return self.clock.estimate(max(1, rows)) / 1e6
 
     def shed_branch(self) -> bool:
         """Give up one branch of the session that has most: text goes before guesses."""
         growths = [session.growth for session in self._cache.sessions if session.growth is not None]
-        largest = max(growths, key=lambda growth: len(growth.done) + len(growth.live), default=None)
-        if largest is None or not largest.branches():
+        largest = max(growths, key=lambda growth: growth.done + growth.live, default=None)
+        if largest is None or not largest.done + largest.live:
             return False
-        self._give_up((largest.live or largest.done).pop())
+        branches = self._branches.of([largest.number])
+        live = branches[self._branches.todo[branches] > 0]
+        self._give_up(largest, live[-1:] if len(live) else branches[-1:])
         return True
 
     def restrict(self, session: Session) -> None:
@@ -102,12 +111,13 @@ class Drafter:
         growth = session.growth
         if growth is None:
             return
-        illegal = [branch for branch in growth.branches() if is_illegal(branch)]
-        for branch in illegal:
-            self._cache.drop_branch(branch)
+        illegal = [
+            number for number, k, first in self._outcomes(growth)
+            if (legal := session.legal.get(k)) is not None and first not in legal
+        ]  # fmt: skip
+        self._drop(growth, np.array(illegal, dtype=np.int64))
         self.illegal += len(illegal)
-        growth.live = [branch for branch in growth.live if branch not in illegal]
-        growth.done = [branch for branch in growth.done if branch not in illegal]
+        growth.restricted = True
         self._allot(session, growth)
 
     def _allot(self, session: Session, growth: Growth) -> None:
@@ -117,56 +127,93 @@ class Drafter:
         growth.fan_out = spread(growth.fan_out, room)
         growth.waiting = {k for k in useful if growth.fan_out[k]}
 
-    def _trunk(self, forward: Forward, session: Session, guesses_from: int, *, drafting: bool) -> bool:
-        """Run what has no KV of text and chain, and see to guesses from position ``guesses_from`` on; False: starved.
+    def _run_trunks(
+        self, forward: Forward, sessions: Sequence[Session], guesses_from: Sequence[int], *, drafting: bool
+    ) -> list[Session]:
+        """Run what has no KV of text and chain, and see to guesses from positions ``guesses_from`` on; returns the
+        sessions that are not starved.
 
         When ``drafting``, the chain is being made now and its rows are not missing path tokens.
         """
-        text = session.length
-        for node in (session.tip, *session.chain_nodes):
-            path = not drafting or node.position < text
-            if node.position >= guesses_from and not self._ask(forward, session, node, path=path):
-                return self._starve(session)
-        for position in range(session.last.position + 1, min(text + len(session.chain), self._cache.context_length)):
-            token, path = session.trunk_token(position), not drafting or position < text
-            child = self._visit(forward, session, token, path=path, guess=position >= guesses_from)
-            if child is None:
-                return self._starve(session)
-            self._cache.append(session, child)
-        return True
+        starts = dict(zip(sessions, guesses_from, strict=True))
+        self._ask(forward, starts, drafting=drafting)
+        while pending := [session for session in starts if session.run < self._end(session)]:
+            at = [session.run for session in pending]
+            within = np.array([position < session.length for session, position in zip(pending, at, strict=True)])
+            steps = _steps(pending, at)
+            asks = np.array([position >= starts[session] for session, position in zip(pending, at, strict=True)])
+            nodes = forward.visit(steps, asks=asks, committed=within, path=within | (not drafting)).tolist()
+            for session, node in zip(pending, nodes, strict=True):
+                if node:
+                    self._cache.append(session, node)
+            if 0 in nodes and not self.shed_branch():
+                self._starve(starts, pending[nodes.index(0)])
+        return list(starts)
 
-    def _visit(self, forward: Forward, session: Session, token: int, *, path: bool, guess: bool) -> Node | None:
-        """Forward.visit on the session's own row; branches go when slots are short."""
-        while True:
-            child = forward.visit(session, row_of(session), session.last, token, path=path, guess=guess)
-            if child is not None or not self.shed_branch():
-                return child
+    def _ask(self, forward: Forward, starts: dict[Session, int], *, drafting: bool) -> None:
+        """See to guesses at the nodes that sessions have; those that starve leave ``starts``."""
+        asked = [(session, node) for session, start in starts.items() for node in _unknown(session, start)]
+        while asked:
+            seats = np.array([row_of(session) for session, _ in asked])
+            nodes = np.array([node for _, node in asked])
+            lengths = np.array([session.length for session, _ in asked])
+            path = (self._cache.tree.position[nodes] < lengths) | (not drafting)
+            got = forward.ask(seats, seats, nodes, path)
+            asked = [each for each, done in zip(asked, got.tolist(), strict=True) if not done]
+            if asked and not self.shed_branch():
+                self._starve(starts, asked[0][0])
+                asked = [each for each in asked if each[0] in starts]
 
-    def _ask(self, forward: Forward, session: Session, node: Node, *, path: bool) -> bool:
-        while not forward.ask(session, row_of(session), node, path=path):
-            if not self.shed_branch():
-                return False
-        return True
+    def _end(self, session: Session) -> int:
+        """How many tokens of text and chain may have KV."""
+        return min(session.length + len(session.chain), self._cache.context_length)
 
-    def _start(self, session: Session, growth: Growth) -> None:
+    def _start(self, sessions: Iterable[Session]) -> None:
         """Branches for the positions whose guesses are known, best ranks first; fewer when table rows are short."""
-        found: list[tuple[int, int, int]] = []
-        growing = {(position_of(branch), branch.first) for branch in growth.branches()}
-        for k in sorted(growth.waiting):
-            node = session.trunk_node(k)
-            guesses = session.guesses(node) if node is not None else None
-            if guesses is not None:
-                growth.waiting.remove(k)
-                found += [(rank, k, token) for rank, token in enumerate(self._candidates(session, k, guesses.ids))]
-        for rank, k, token in sorted(found):
-            start = session.trunk_node(k)
-            if start is None or rank >= growth.fan_out[k] or (k, token) in growing:
+        fresh: list[tuple[int, ...]] = []
+        listed: list[tuple[int, ...]] = []
+        for order, session in enumerate(sessions):
+            growth = session.growth
+            if growth is None:
                 continue
-            row = self._cache.table.take()
-            if row is None:
-                return
-            self._cache.table.fork(row_of(session), session.length + k, row)
-            growth.live.append(Branch(session, start, token, depth_of(session, k, growth.depth), row))
+            growing = {(k, first) for _, k, first in self._outcomes(growth)} if growth.restricted else set()
+            trunk = session.trunk
+            for k in [k for k in growth.waiting if k < len(trunk) and session.knows(trunk[k])]:
+                growth.waiting.remove(k)
+                depth = depth_of(session, k, growth.depth)
+                place = (order, k, trunk[k], depth, growth.number, row_of(session))
+                if depth <= 0:
+                    continue
+                if growth.restricted or session.legal or session.own:
+                    guesses = session.guesses(trunk[k])
+                    tokens = self._candidates(session, k, [] if guesses is None else guesses.ids)[: growth.fan_out[k]]
+                    listed += [(*place, rank, t) for rank, t in enumerate(tokens) if (k, t) not in growing]
+                else:
+                    served = session.chain[k] if k < len(session.chain) else -1
+                    fresh.append((*place, served, growth.fan_out[k]))
+        starts = np.concatenate([self._ranked(_columns(fresh)), _columns(listed)], axis=1)
+        if starts.shape[1]:
+            self._fork(starts[:, np.lexsort((starts[1], starts[6], starts[0]))])
+
+    def _ranked(self, places: Ints) -> Ints:
+        """The candidates of places [8, n], whose last columns are the token served there and the fan-out: [8, branches]
+        with rank and token instead.
+        """
+        served, fan_out = places[6, :, None], places[7, :, None]
+        ids = self._cache.tree.ids[places[2]]
+        possible = (ids != served) & (ids < self._seats.vocab_sizes[places[5]][:, None])
+        ranks = np.cumsum(possible, axis=1) - 1
+        place, column = np.nonzero(possible & (ranks < fan_out))
+        return np.concatenate([places[:6, place], [ranks[place, column], ids[place, column]]])
+
+    def _fork(self, starts: Ints) -> None:
+        """Begin branches [8, n], the best first."""
+        rows = self._cache.table.take_many(starts.shape[1])
+        _, k, node, todo, growth, seat, _, first = starts[:, : len(rows)]
+        self._cache.table.fork_many(seat, self._cache.tree.position[node] + 1, rows)
+        self._branches.add(growth, seat, k, first, todo, rows, node)
+        for each, count in self._growths(seat):
+            each.live += count
 
     def _candidates(self, session: Session, k: int, ids: list[int]) -> list[int]:
         """Bonus tokens after exactly k accepted: never the chain's next token, which would have been accepted."""
@@ -174,69 +221,127 @@ class Drafter:
         possible = ranked(ids, session.legal.get(k))
         return [token for token in possible if token != served and token < session.target.vocab_size]
 
-    def _descend(self, forward: Forward, growth: Growth) -> list[Branch]:
-        """One token more of every live branch; returns those that need no further forward."""
-        at = 0
-        while at < len(growth.live):  # shedding takes from the end
-            self._step(forward, growth, growth.live[at])
-            at += 1
-        finished = [branch for branch in growth.live if not branch.todo]
-        growth.live = [branch for branch in growth.live if branch.todo]
-        growth.done += finished
-        return finished
+    def _descend(self, forward: Forward, active: Ints) -> None:
+        """One row more of branches, the best first: down the tree as far as it is known, for nodes that others made
+        cost nothing, and then one token. Branches that cannot go on have nothing left to do.
+        """
+        branches = self._branches
+        while len(active):
+            tokens = self._next_tokens(active)
+            branches.todo[active[tokens < 0]] = 0
+            active, tokens = active[tokens >= 0], tokens[tokens >= 0]
+            steps = Steps(branches.seat[active], branches.row[active], branches.node[active], tokens)
+            no = np.zeros(len(active), dtype=np.bool_)
+            nodes = forward.visit(steps, asks=~no, committed=no, path=no)
+            moved = active[nodes > 0]
+            branches.node[moved] = nodes[nodes > 0]
+            branches.length[moved] += 1
+            branches.todo[moved] -= 1
+            further = moved[(branches.todo[moved] > 0) & (self._best(moved) >= 0)]
+            short = active[nodes == 0]
+            active = np.concatenate([further, self._make_room(short)]) if len(short) else further
+            active = branches.in_order(active)
 
-    def _step(self, forward: Forward, growth: Growth, branch: Branch) -> None:
-        """Down the tree as far as it is known, then one row; nodes that others made cost nothing."""
-        session = branch.session
-        while branch.todo:
-            token = self._next_token(branch)
-            if token is None:
-                branch.todo = 0
-                return
-            node = forward.visit(session, branch_row(branch), branch.node, token, path=False, guess=True)
-            if node is None:
-                if not self._shed_last(growth, branch):
-                    branch.todo = 0
-                    return
-                continue
-            branch.nodes.append(node)
-            branch.node, branch.todo = node, branch.todo - 1
-            if session.guesses(node) is None:
-                return
+    def _next_tokens(self, numbers: Ints) -> Ints:
+        """What branches consume next; -1 where the draft cannot go."""
+        branches = self._branches
+        tokens = np.where(branches.length[numbers] == 0, branches.first[numbers], self._best(numbers))
+        room = self._cache.tree.position[branches.node[numbers]] + 1 < self._cache.context_length
+        known = tokens < self._seats.vocab_sizes[branches.seat[numbers]]
+        return np.where(room & known, tokens, -1)
 
-    def _next_token(self, branch: Branch) -> int | None:
-        """What the branch consumes next; None when the draft cannot go there."""
-        if branch.node.position + 1 >= self._cache.context_length:
-            return None
-        if not branch.nodes:
-            return branch.first
-        guesses = branch.session.guesses(branch.node)
-        return guesses.best if guesses is not None and guesses.best < branch.session.target.vocab_size else None
+    def _best(self, numbers: Ints) -> Ints:
+        """The best guess behind branches, by their sessions' terms; -1 where it is not known, or not yet."""
+        tree, nodes, seats = self._cache.tree, self._branches.node[numbers], self._branches.seat[numbers]
+        best = np.where(tree.key[nodes] == self._seats.keys[seats], tree.best[nodes], -1)
+        for i in np.flatnonzero((best < 0) & ~tree.in_flight[nodes]).tolist():
+            own = self._seats.session(seats[i]).own.get(int(nodes[i]))
+            best[i] = -1 if own is None else own.best
+        return best
 
-    def _retire(self, finished: list[Branch]) -> None:
-        """Give table rows back, but keep those whose leaf may still run."""
-        for branch in finished:
-            growth = branch.session.growth
-            if branch.row is not None and (branch.session.target.waits or growth is None or growth.leaves):
-                self._cache.table.give(branch.row)
-                branch.row = None
+    def _make_room(self, short: Ints) -> Ints:
+        """Give up the last of the branches that found no slot, session by session, until there is one; returns those
+        that may ask again.
+        """
+        branches = self._branches
+        for growth, _ in self._growths(branches.seat[short]):
+            its = short[branches.growth[short] == growth.number]
+            if growth.deepened:
+                branches.todo[its] = 0
+            while not (growth.deepened or self._cache.tree.free or len(its) == 1):
+                # Those without a node would free nothing.
+                holding = np.flatnonzero(branches.length[its] > 0)
+                last = max(1, int(holding[-1])) if len(holding) else 1
+                self._give_up(growth, its[last:])
+                its = its[:last]
+        left = short[branches.todo[short] > 0]
+        if self._cache.tree.free or len(left) < len(short):
+            return left
+        branches.todo[left] = 0
+        return left[:0]
 
-    def _shed_last(self, growth: Growth, asking: Branch) -> bool:
-        """Give up the session's last branch, unless that is the one that asks (or the plan is done)."""
-        if growth.deepened or growth.live[-1] is asking:
-            return False
-        self._give_up(growth.live.pop())
-        return True
+    def _retire(self, live: Ints) -> None:
+        """Count the branches that have nothing left to run, and give table rows back, but keep those whose leaf may
+        still run.
+        """
+        branches = self._branches
+        over = live[(branches.todo[live] == 0) & (branches.growth[live] > 0)]
+        for growth, count in self._growths(branches.seat[over]):
+            growth.live, growth.done = growth.live - count, growth.done + count
+        seats = [seat for seat in set(branches.seat[over].tolist()) if _is_final(self._seats.session(seat))]
+        final = over[np.isin(branches.seat[over], seats) & (branches.row[over] != NO_ROW)]
+        self._cache.table.give_many(branches.row[final])
+        branches.row[final] = NO_ROW
 
-    def _give_up(self, branch: Branch) -> None:
-        self.shed += 1
-        self._cache.drop_branch(branch)
+    def _growths(self, seats: Ints) -> list[tuple[Growth, int]]:
+        """The growths of the sessions at ``seats`` [n], each once, and how many of the n are its session's."""
+        counts = Counter(seats.tolist())
+        growths = [(self._seats.session(seat).growth, count) for seat, count in counts.items()]
+        return [(growth, count) for growth, count in growths if growth is not None]
 
-    def _starve(self, session: Session) -> bool:
+    def _outcomes(self, growth: Growth) -> list[tuple[int, int, int]]:
+        """The number, k and first token of a growth's branches."""
+        numbers = self._branches.of([growth.number])
+        columns = (numbers, self._branches.k[numbers], self._branches.first[numbers])
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def _give_up(self, growth: Growth, numbers: Ints) -> None:
+        self.shed += len(numbers)
+        self._drop(growth, numbers)
+
+    def _drop(self, growth: Growth, numbers: Ints) -> None:
+        live = int(np.count_nonzero(self._branches.todo[numbers]))
+        growth.live, growth.done = growth.live - live, growth.done - (len(numbers) - live)
+        self._cache.drop_branches(numbers)
+
+    def _starve(self, starts: dict[Session, int], session: Session) -> None:
         self.starved.append(session)
-        return False
+        del starts[session]
 
     def _run(self, forward: Forward) -> None:
         forward.run()
         if len(forward):
             self.clock.observe(len(forward), forward.micros)
+
+
+def _is_final(session: Session) -> bool:
+    """Whether the leaves of its finished branches will not run."""
+    return session.target.waits or session.growth is None or session.growth.leaves
+
+
+def _unknown(session: Session, start: int) -> list[int]:
+    """The session's nodes from position ``start`` on that it has no guesses at."""
+    nodes = [session.tip, *session.chain_nodes]
+    return [node for node in nodes[max(0, start - session.tree.position_of(session.tip)) :] if not session.knows(node)]
+
+
+def _steps(sessions: Sequence[Session], positions: Sequence[int]) -> Steps:
+    """The next token of each session's trunk."""
+    tokens = [session.trunk_token(position) for session, position in zip(sessions, positions, strict=True)]
+    seats = np.array([row_of(session) for session in sessions])
+    return Steps(seats, seats, np.array([session.last for session in sessions]), np.array(tokens))
+
+
+def _columns(rows: list[tuple[int, ...]]) -> Ints:
+    """int64 [8, n] of n rows."""
+    return np.array(rows, dtype=np.int64).reshape(-1, 8).T

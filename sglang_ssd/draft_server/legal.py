@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sglang_ssd.draft_server.session import Branch, Session
+from sglang_ssd.draft_server.session import Session
 from sglang_ssd.protocol import MAX_LEGAL, BadFrame, LegalRow, unpack_tokens
 
 
@@ -39,18 +39,6 @@ def ranked(ids: list[int], legal: Sequence[int] | None) -> list[int]:
         return ids
     liked = [token for token in ids if token in legal]
     return liked + [token for token in legal if token not in liked]
-
-
-def position_of(branch: Branch) -> int:
-    """k, the number of accepted drafts that a branch is for."""
-    first = branch.nodes[0].position if branch.nodes else branch.node.position + 1
-    return first - branch.session.length
-
-
-def is_illegal(branch: Branch) -> bool:
-    """Whether the branch is for an outcome that its session's grammar forbids."""
-    legal = branch.session.legal.get(position_of(branch))
-    return legal is not None and branch.first not in legal
 
 
 def spread(fan_out: Sequence[int], room: Mapping[int, int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A session's chain as planners see it: from the guesses behind its nodes to arrays of scores."""
+"""Sessions' chains as planners see them: from the guesses behind their nodes to arrays of scores."""
 
 from __future__ import annotations
 
@@ -6,62 +6,73 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sglang_ssd.draft_server.tree import Guesses
-from sglang_ssd.policy.planner import Chain, Planner
+from sglang_ssd.draft_server.engine import Ints
+from sglang_ssd.policy.planner import Chains, Floats, Planner
 
 WIDTH = 16
 """Candidates that planners look at."""
 
 
+class Known(NamedTuple):
+    """What may follow the text and each token of S chains, the longest of J tokens: ``ids`` and ``scores``
+    [S, J + 1, M], best first, where they are ``known`` [S, J + 1].
+    """
+
+    ids: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    known: NDArray[np.bool_]
+
+
 class Ended(NamedTuple):
-    """A round that is over: the chain, the guesses behind its text and each of its tokens, and how it ended."""
+    """Rounds of S sessions that are over: the chains, what was known of them, and how they ended."""
 
-    chain: Sequence[int]
-    guesses: Sequence[Guesses | None]
-    temperature: float
-    accepted: int
-    bonus: int
+    chains: Sequence[Sequence[int]]
+    known: Known
+    temperatures: Floats
+    accepted: Ints
+    bonus: Ints
 
 
-def outlook(chain: Sequence[int], guesses: Sequence[Guesses | None], temperature: float, usable: int) -> Chain:
-    """The chain of j tokens with j + 1 ``guesses``; see :class:`~sglang_ssd.policy.planner.Chain`."""
-    served = np.full(len(chain), -np.inf)
-    others = np.full((len(chain) + 1, WIDTH), -np.inf)
-    for k, each in enumerate(guesses):
-        if each is None:
-            others[k] = np.nan
-            continue
-        scores, place = each.scores, _place(chain, k, each)
-        if place >= 0:
-            served[k] = scores[place]
-            scores = scores[:place] + scores[place + 1 :]
-        scores = scores[:WIDTH]
-        others[k, : len(scores)] = scores
-    return Chain(served, others, temperature, usable)
+def outlook(chains: Sequence[Sequence[int]], seen: Known, temperatures: Floats, usable: Ints) -> Chains:
+    """The chains as planners see them; see :class:`~sglang_ssd.policy.planner.Chain` for ``usable`` [S]."""
+    lengths = np.array([len(chain) for chain in chains])
+    places = _places(chains, seen)
+    scores = np.concatenate([seen.scores, np.full((*seen.known.shape, 1), -np.inf)], axis=2)  # [S, J + 1, M + 1]
+    served = np.where(places >= 0, np.take_along_axis(scores, places[:, :, None], axis=2)[:, :, 0], -np.inf)
+    columns = np.arange(min(WIDTH, seen.scores.shape[2]))
+    skipped = (places[:, :, None] >= 0) & (columns >= places[:, :, None])
+    others = np.full((*seen.known.shape, WIDTH), -np.inf)
+    others[:, :, : len(columns)] = np.take_along_axis(scores, columns + skipped, axis=2)
+    others[~seen.known] = np.nan
+    others[np.arange(seen.known.shape[1]) > lengths[:, None]] = -np.inf
+    return Chains(served[:, :-1], others, lengths, temperatures, usable)
 
 
 def learn(planner: Planner, ended: Sequence[Ended]) -> None:
     """Tell ``planner`` how rounds ended."""
-    for round_ in ended:
-        chain = outlook(round_.chain, round_.guesses, round_.temperature, len(round_.chain) + 1)
-        planner.observe(chain, round_.accepted, _rank(round_))
+    for rounds in ended:
+        chains = outlook(
+            rounds.chains, rounds.known, rounds.temperatures, np.array([len(c) + 1 for c in rounds.chains])
+        )
+        for chain, accepted, rank in zip(chains, rounds.accepted.tolist(), _ranks(rounds), strict=True):
+            planner.observe(chain, accepted, rank)
 
 
-def _rank(round_: Ended) -> int | None:
-    """The bonus's place among the other candidates where the chain ended; -1 beyond them, None when unknown."""
-    guesses = round_.guesses[round_.accepted]
-    if guesses is None:
-        return None
-    if round_.bonus not in guesses.ids:
-        return -1
-    rank, place = guesses.ids.index(round_.bonus), _place(round_.chain, round_.accepted, guesses)
-    rank -= 0 <= place < rank
-    return rank if rank < WIDTH else -1
+def _ranks(rounds: Ended) -> list[int | None]:
+    """The places of bonus tokens among the other candidates where the chains ended; -1 beyond them, None unknown."""
+    at = np.arange(len(rounds.accepted)), rounds.accepted
+    found = rounds.known.ids[at] == rounds.bonus[:, None]
+    rank, place = found.argmax(axis=1), _places(rounds.chains, rounds.known)[at]
+    rank -= (place >= 0) & (place < rank)
+    ranks = np.where(found.any(axis=1) & (rank < WIDTH), rank, -1).tolist()
+    return [rank if known else None for rank, known in zip(ranks, rounds.known.known[at].tolist(), strict=True)]
 
 
-def _place(chain: Sequence[int], k: int, guesses: Guesses) -> int:
-    """Where the chain's own next token stands among the candidates; -1 when it is not one of them."""
-    if k == len(chain):
-        return -1
-    return 0 if guesses.ids[0] == chain[k] else guesses.ids.index(chain[k]) if chain[k] in guesses.ids else -1
+def _places(chains: Sequence[Sequence[int]], seen: Known) -> Ints:
+    """[S, J + 1]: where the chain's own next token stands among the candidates; -1 when it is not one of them."""
+    longest = seen.known.shape[1]
+    own = np.array([[*chain, *[-1] * (longest - len(chain))] for chain in chains])
+    same = (seen.ids == own[:, :, None]) & seen.known[:, :, None]
+    return np.where(same.any(axis=2), same.argmax(axis=2), -1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from sglang_ssd.draft_server.outlook import learn, outlook
+import numpy as np
+
+from sglang_ssd.draft_server.outlook import Known, learn, outlook
 from sglang_ssd.draft_server.session import Growth, Session
 from sglang_ssd.draft_server.target import Target
+from sglang_ssd.draft_server.tree import ROOT
 from sglang_ssd.policy.clock import StepClock
-from sglang_ssd.policy.planner import Chain, expected_hits
+from sglang_ssd.policy.planner import Chains, expected_hits
 from sglang_ssd.policy.shape import Setting, Shape, best_shape
 
 
@@ -30,7 +33,7 @@ class Planning:
     def _plan(self, target: Target, sessions: Sequence[Session], most: int) -> None:
         learn(target.planner, target.ended)
         target.ended.clear()
-        views = [_view(session) for session in sessions]
+        views = _views(sessions)
         chances = target.planner.chances(views)
         shape = self._shape(target, sessions, expected_hits(chances, most))
         fan_outs = target.planner.plan(chances, views, shape.rows)
@@ -60,7 +63,27 @@ def depth_of(session: Session, k: int, depth: int) -> int:
     return min(depth, session.lookahead, session.remaining - k - 2)
 
 
-def _view(session: Session) -> Chain:
-    guesses = session.chain_guesses()
-    usable = sum(depth_of(session, k, session.lookahead) > 0 for k in range(len(guesses)))
-    return outlook(session.chain, guesses, session.temperature, usable)
+def known(sessions: Sequence[Session], chains: Sequence[Sequence[int]], trunks: Sequence[Sequence[int]]) -> Known:
+    """What is known by each session's terms behind its ``trunk``, the nodes of its text and of its chain."""
+    tree, longest = sessions[0].tree, max(map(len, chains)) + 1
+    nodes = np.array([[*trunk, *[ROOT] * (longest - len(trunk))] for trunk in trunks])  # [S, J + 1]
+    keys = np.array([session.key for session in sessions])
+    found = Known(tree.ids[nodes], tree.scores[nodes], (tree.best[nodes] >= 0) & (tree.key[nodes] == keys[:, None]))
+    for i, session in enumerate(sessions):
+        for k in np.flatnonzero(~found.known[i]) if session.own else ():
+            own = session.own.get(int(nodes[i, k]))
+            if own is not None:
+                found.ids[i, k], found.scores[i, k], found.known[i, k] = own.ids, own.scores, True
+    return found
+
+
+def _views(sessions: Sequence[Session]) -> Chains:
+    chains = [session.chain for session in sessions]
+    seen = known(sessions, chains, [session.trunk for session in sessions])
+    temperatures = np.array([session.temperature for session in sessions])
+    return outlook(chains, seen, temperatures, np.array([_usable(session) for session in sessions]))
+
+
+def _usable(session: Session) -> int:
+    """The positions k that may have branches."""
+    return max(0, min(len(session.chain) + 1, session.remaining - 2)) if session.lookahead > 0 else 0

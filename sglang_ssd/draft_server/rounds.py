@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.growth import Drafter
 from sglang_ssd.draft_server.outlook import Ended
+from sglang_ssd.draft_server.planning import known
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.sessions import Sessions
 from sglang_ssd.draft_server.suffixes import Past, Suffixes
@@ -48,6 +52,16 @@ class Draft:
     goal: int
 
 
+class _Ending(NamedTuple):
+    """How a session's round ended, and the chain and nodes that it had; the nodes live until the sweep."""
+
+    session: Session
+    chain: list[int]
+    trunk: list[int]
+    accepted: int
+    bonus: int
+
+
 class Rounds:
     """The rounds that wait, and the drafts that run. ``reply`` sends answers of one round."""
 
@@ -63,6 +77,7 @@ class Rounds:
         self._sessions, self._cache, self._drafter, self._reply = sessions, cache, drafter, reply
         self._waiting: list[Round] = []
         self._drafts: dict[Session, Draft] = {}
+        self._ended: list[_Ending] = []
         self.stale = 0
         """Outcomes that belong to nothing we know."""
 
@@ -135,6 +150,9 @@ class Rounds:
         replies += self._fall_back(round_, missed)
         if replies:
             self._reply(round_, replies)
+        if self._ended:
+            round_.target.ended.append(_summary(self._ended))
+            self._ended = []
         self._cache.sweep()
 
     def _fall_back(self, round_: Round, missed: list[Draft]) -> list[Speculation]:
@@ -228,8 +246,7 @@ class Rounds:
         if verified < len(session.chain) or not target.grows:  # without trees nothing is planned, so nothing learnt
             target.planner.acceptance.observe(accepted, verified)
             return
-        guesses = session.chain_guesses()
-        target.ended.append(Ended(tuple(session.chain), guesses, session.temperature, accepted, tokens[-1]))
+        self._ended.append(_Ending(session, session.chain, session.trunk, accepted, tokens[-1]))
 
     def _depth(self, session: Session, ready: int, limit: int, rows: int) -> int:
         """How many tokens to answer with, at least ``ready``."""
@@ -238,6 +255,12 @@ class Rounds:
             return limit
         rate, step_us = target.planner.acceptance.rate, self._drafter.clock.estimate(rows)
         return best_depth(ready, limit, rate, target.verify_us, step_us)
+
+
+def _summary(endings: list[_Ending]) -> Ended:
+    sessions, chains, trunks, accepted, bonus = zip(*endings, strict=True)
+    temperatures = np.array([session.temperature for session in sessions])
+    return Ended(chains, known(sessions, chains, trunks), temperatures, np.array(accepted), np.array(bonus))
 
 
 def _is_settled(session: Session) -> bool:

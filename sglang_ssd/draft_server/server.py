@@ -242,8 +242,8 @@ class DraftServer:
         session = min(waiting, key=lambda one: one.chunk_turn)
         session.chunk_turn = next(self._turns)
         self.cache.descend(session)
-        end = session.tip.position + min(session.missing - 1, self._offer.prefill_chunk)
-        while (left := end - session.tip.position) > 0:
+        end = session.missing - min(session.missing - 1, self._offer.prefill_chunk)
+        while (left := session.missing - end) > 0:
             if not self.cache.extend(session, left) and not self.drafter.shed_branch():
                 self.cache.close(session)
                 return True
@@ -259,8 +259,7 @@ class DraftServer:
     def _deepen(self, growing: list[Session]) -> bool:
         """With time left, let finished trees grow on; not with wait=full, which must be repeatable."""
         finished = [session for session in growing if not session.target.waits]
-        deepened = [self.drafter.deepen(session) for session in self._in_time(finished, planned=False)]
-        return any(deepened)
+        return self.drafter.deepen(self._in_time(finished, planned=False))
 
     def _in_time(self, sessions: list[Session], *, planned: bool) -> list[Session]:
         """Those whose outcome is not about to come; until it should be there, nothing is begun for the others."""

@@ -1,32 +1,17 @@
-"""One request as the draft server knows it: its text, what is in flight, and the branches being prepared."""
+"""One request as the draft server knows it: its text, what is in flight, and the tree being prepared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 
 from sglang_ssd.draft_server.engine import Sample
 from sglang_ssd.draft_server.suffixes import Suffixes
 from sglang_ssd.draft_server.target import Target
 from sglang_ssd.draft_server.terms import Terms
-from sglang_ssd.draft_server.tree import Guesses, Node
+from sglang_ssd.draft_server.tree import ROOT, Guesses, Tree
 
 UNKNOWN_REMAINING = 1 << 30
-
-
-@dataclass(eq=False, slots=True)
-class Branch:
-    """A guess at an outcome and its continuation: a table row that shares the session's entries up to its start.
-
-    ``first`` is the bonus candidate, consumed first; ``todo`` forwards are left, and ``node`` is the last that was
-    run or is in flight. ``row`` is None once nothing is left to run.
-    """
-
-    session: Session
-    node: Node
-    first: int
-    todo: int
-    row: int | None
-    nodes: list[Node] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -38,28 +23,30 @@ class Growth:
     """Draft tokens that branches get, where as many are of use."""
     waiting: set[int]
     """Positions k whose candidates are not known yet."""
-    live: list[Branch] = field(default_factory=list)
-    done: list[Branch] = field(default_factory=list)
+    live: int = 0
+    """Branches with something left to run."""
+    done: int = 0
+    """Branches with nothing left to run."""
     deepened: bool = False
     """Whether more was asked for than was planned, because there was time."""
     leaves: bool = False
     """Whether the last tokens of branches of the whole depth were asked to run too."""
+    restricted: bool = False
+    """Whether a grammar has had its say: then positions may have branches before they are looked at again."""
+    number: int = field(default_factory=count(1).__next__)
+    """What its branches know it by."""
 
     @property
     def complete(self) -> bool:
         """Everything planned is there."""
         return not self.waiting and not self.live
 
-    def branches(self) -> list[Branch]:
-        """All of them; the last is the first to go when slots are short."""
-        return [*self.done, *self.live]
-
 
 @dataclass(eq=False, slots=True)
 class Session:
     """``tokens`` is the authoritative text, the pending bonus token included; ``chain`` is what was served after it.
 
-    ``tip`` is the deepest committed node, so KV is valid for positions up to ``tip.position``; ``chain_nodes`` are
+    ``tip`` is the deepest committed node, so KV is valid for positions up to its own; ``chain_nodes`` are
     the chain's nodes, of which there are none while committed tokens lack KV. A session without a row is known but
     is not drafted for.
     """
@@ -69,12 +56,15 @@ class Session:
     epoch: int
     tokens: list[int]
     terms: Terms
-    tip: Node
+    tree: Tree
     seen_at: float
     row: int | None = None
+    key: int = 0
+    """The tree's number for its terms, while it has a row."""
+    tip: int = ROOT
     chain: list[int] = field(default_factory=list)
-    chain_nodes: list[Node] = field(default_factory=list)
-    own: dict[Node, Guesses] = field(default_factory=dict)
+    chain_nodes: list[int] = field(default_factory=list)
+    own: dict[int, Guesses] = field(default_factory=dict)
     """Guesses of ours at nodes whose own guesses were drawn by other terms."""
     growth: Growth | None = None
     limit: int = 0
@@ -122,38 +112,55 @@ class Session:
     @property
     def missing(self) -> int:
         """Committed tokens without KV."""
-        return len(self.tokens) - 1 - self.tip.position
+        return len(self.tokens) - 1 - self.tree.position_of(self.tip)
 
     @property
-    def last(self) -> Node:
+    def last(self) -> int:
         """The deepest node of text and chain."""
         return self.chain_nodes[-1] if self.chain_nodes else self.tip
 
-    def trunk_node(self, k: int) -> Node | None:
+    @property
+    def run(self) -> int:
+        """Tokens of text and chain that have KV."""
+        return self.tree.position_of(self.last) + 1
+
+    @property
+    def trunk(self) -> list[int]:
+        """The nodes behind exactly 0, 1, ... accepted chain tokens, as many as there are."""
+        return [] if self.missing else [self.tip, *self.chain_nodes]
+
+    def trunk_node(self, k: int) -> int | None:
         """The node behind exactly ``k`` accepted chain tokens, if it exists."""
-        if self.missing or k > len(self.chain_nodes):
-            return None
-        return self.chain_nodes[k - 1] if k else self.tip
+        trunk = self.trunk
+        return trunk[k] if k < len(trunk) else None
 
     def chain_samples(self) -> list[Sample]:
         """The samples that the chain's tokens are; all of them are known, for the chain was read from them."""
-        nodes = (self.trunk_node(k) for k in range(len(self.chain)))
-        guesses = [self.guesses(node) for node in nodes if node is not None]
+        guesses = [self.guesses(node) for node in self.trunk[: len(self.chain)]]
         return [each.sample for each in guesses if each is not None and each.sample is not None]
-
-    def chain_guesses(self) -> list[Guesses | None]:
-        """What may follow the text and each of the chain's tokens, None where that is not known yet."""
-        nodes = [self.trunk_node(k) for k in range(len(self.chain) + 1)]
-        return [None if node is None else self.guesses(node) for node in nodes]
 
     def trunk_token(self, position: int) -> int:
         """Text, then chain."""
         beyond = position - len(self.tokens)
         return self.tokens[position] if beyond < 0 else self.chain[beyond]
 
-    def guesses(self, node: Node) -> Guesses | None:
+    def knows(self, node: int) -> bool:
+        """Whether there are guesses at ``node``, drawn by our terms."""
+        return self.tree.knows(node, self.key) or node in self.own
+
+    def guesses(self, node: int) -> Guesses | None:
         """What may follow ``node``, drawn by our terms."""
-        return node.guesses if node.guesses is not None and node.key == self.terms else self.own.get(node)
+        return self.tree.guesses(node) if self.tree.knows(node, self.key) else self.own.get(node)
+
+    def best(self, node: int) -> int | None:
+        """The token that we would draft after ``node``; None when that is unknown, or nothing that the target takes."""
+        if self.tree.knows(node, self.key):
+            best = self.tree.best_of(node)
+        elif node in self.own:
+            best = self.own[node].best
+        else:
+            return None
+        return best if best < self.target.vocab_size else None
 
 
 def row_of(session: Session) -> int:
@@ -161,10 +168,3 @@ def row_of(session: Session) -> int:
     if session.row is None:
         raise AssertionError(f"session {session.number} has no row: this is a bug")
     return session.row
-
-
-def branch_row(branch: Branch) -> int:
-    """The table row of a branch that has something left to run."""
-    if branch.row is None:
-        raise AssertionError("a finished branch has no row: this is a bug")
-    return branch.row

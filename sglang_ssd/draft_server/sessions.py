@@ -109,7 +109,7 @@ def _session(target: Target, message: Prefill, now: float, cache: SpeculationCac
         epoch=message.epoch,
         tokens=tokens,
         terms=terms or Terms(),
-        tip=cache.tree.root,
+        tree=cache.tree,
         seen_at=now,
         limit=max(0, message.num_steps),
     )

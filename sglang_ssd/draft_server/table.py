@@ -14,8 +14,11 @@ class Table:
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
         self._rows = Pool(0, engine.limits.rows)
-        self._entries: dict[tuple[int, int], int] = {}
-        self._forks: list[tuple[int, int, int]] = []
+        self._width = engine.limits.context_length
+        self._entries: dict[int, int] = {}
+        """Slots by row * width + position: the newest counts."""
+        self._forks: dict[int, tuple[int, int]] = {}
+        """(source, length) by target."""
 
     @property
     def free(self) -> int:
@@ -26,31 +29,45 @@ class Table:
         """A row, or None."""
         return self._rows.take()
 
+    def take_many(self, count: int) -> Ints:
+        """Up to ``count`` rows."""
+        return self._rows.take_many(count)
+
     def give(self, row: int) -> None:
         """Back, with no fork into it left to be made: it would meet its next owner's. Entries are overwritten."""
-        self._forks = [fork for fork in self._forks if fork[2] != row]
+        self._forks.pop(row, None)
         self._rows.give(row)
+
+    def give_many(self, rows: Ints) -> None:
+        """All of them back."""
+        if self._forks:
+            for row in rows.tolist():
+                self._forks.pop(row, None)
+        self._rows.give_many(rows)
 
     def enter(self, row: int, position: int, slot: int) -> None:
         """``table[row, position] = slot`` before the next forward."""
-        self._entries[row, position] = slot
+        self._entries[row * self._width + position] = slot
 
-    def fork(self, source: int, length: int, target: int) -> None:
-        """``table[target, :length] = table[source, :length]`` before the next forward, after every ``enter``."""
-        self._forks.append((source, length, target))
+    def enter_many(self, rows: Ints, positions: Ints, slots: Ints) -> None:
+        """:meth:`enter` for every element of three arrays [n]."""
+        self._entries.update(zip((rows * self._width + positions).tolist(), slots.tolist(), strict=True))
+
+    def fork_many(self, sources: Ints, lengths: Ints, targets: Ints) -> None:
+        """``table[targets[i], :lengths[i]] = table[sources[i], :lengths[i]]`` before the next forward, after every
+        ``enter``.
+        """
+        ends = zip(sources.tolist(), lengths.tolist(), strict=True)
+        self._forks.update(zip(targets.tolist(), ends, strict=True))
 
     def flush(self) -> None:
         """Write what was gathered."""
         if self._entries:
-            where = _columns(list(self._entries), 2)
-            self._engine.write(where[0], where[1], np.fromiter(self._entries.values(), np.int64, len(self._entries)))
+            places = np.fromiter(self._entries, np.int64, len(self._entries))
+            slots = np.fromiter(self._entries.values(), np.int64, len(self._entries))
+            self._engine.write(places // self._width, places % self._width, slots)
             self._entries = {}
         if self._forks:
-            sources, lengths, targets = _columns(self._forks, 3)
-            self._engine.fork(sources, lengths, targets)
-            self._forks = []
-
-
-def _columns(tuples: list[tuple[int, int]] | list[tuple[int, int, int]], width: int) -> Ints:
-    """int64 [width, n]."""
-    return np.asarray(tuples, dtype=np.int64).reshape(-1, width).T.copy()
+            sources, lengths = np.array(list(self._forks.values()), dtype=np.int64).T.copy()
+            self._engine.fork(sources, lengths, np.fromiter(self._forks, np.int64, len(self._forks)))
+            self._forks = {}

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
-from sglang_ssd.policy.planner import Floats
-
-Ints: TypeAlias = NDArray[np.int64]
+from sglang_ssd.policy.planner import Floats, Ints
 
 KNOTS = np.array([0.0, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98, 1.0])
 """Where a curve may bend."""

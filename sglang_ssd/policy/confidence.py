@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_ssd.policy.acceptance import Acceptance
-from sglang_ssd.policy.calibration import Calibration, Ints, temperature_range
-from sglang_ssd.policy.planner import Chain, Floats, spread
+from sglang_ssd.policy.calibration import Calibration, temperature_range
+from sglang_ssd.policy.planner import Chain, Chains, Floats, Ints, spread
 
 _GREEDY_EXPONENT = 0.6
 """Drafts are accepted more often than a small draft model believes; learnt anew for every pair."""
@@ -30,7 +30,7 @@ class ConfidencePlanner:
     def chances(self, chains: Sequence[Chain]) -> Floats:
         """See :class:`~sglang_ssd.policy.planner.Planner`."""
         self._learn()
-        seen = _Batch(chains)
+        seen = _Batch(Chains.of(chains))
         accepts = self._accepts(seen.accepts, seen.ranges)
         rejected = self._after_rejection(seen.bonus, seen.ranges)
         full = self._after_all(seen.bonus, seen.ranges)
@@ -58,7 +58,7 @@ class ConfidencePlanner:
             return
         chains, accepted, ranks = zip(*self._outcomes, strict=True)
         self._outcomes = []
-        seen, reached = _Batch(chains), np.array(accepted)
+        seen, reached = _Batch(Chains.of(chains)), np.array(accepted)
         self._learn_acceptance(seen, reached)
         found = [i for i, rank in enumerate(ranks) if rank is not None and not seen.unknown[i, reached[i]]]
         if found:
@@ -94,19 +94,12 @@ class ConfidencePlanner:
 class _Batch:
     """Raw chances of S chains, padded: ``accepts`` [S, J], ``bonus`` [S, J + 1, M] and what is known of each."""
 
-    def __init__(self, chains: Sequence[Chain]) -> None:
-        self.lengths = np.array([chain.length for chain in chains])
-        self.ranges = temperature_range(np.array([chain.temperature for chain in chains]))
-        longest, width = int(self.lengths.max()), chains[0].others.shape[1]
-        served = np.full((len(chains), longest), -np.inf)
-        others = np.full((len(chains), longest + 1, width), -np.inf)
-        for i, chain in enumerate(chains):
-            served[i, : chain.length] = chain.served
-            others[i, : chain.length + 1] = chain.others
-        positions = np.arange(longest + 1)
+    def __init__(self, chains: Chains) -> None:
+        served, others = chains.served, chains.others
+        self.lengths, self.ranges = chains.lengths, temperature_range(chains.temperatures)
+        positions = np.arange(others.shape[1])
         self.last = positions == self.lengths[:, None]
-        usable = np.array([min(chain.usable, chain.length + 1) for chain in chains])
-        self.usable = positions < usable[:, None]
+        self.usable = positions < np.minimum(chains.usable, self.lengths + 1)[:, None]
         self.unknown = np.isnan(others[:, :, 0])
         others = np.where(self.unknown[:, :, None], -np.inf, others)
         best = np.maximum(others[:, :, 0], np.append(served, np.full((len(chains), 1), -np.inf), axis=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sglang_ssd.policy.acceptance import Acceptance
 
 Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,48 @@ class Chain:
     def length(self) -> int:
         """The tokens in flight, j."""
         return len(self.served)
+
+
+class Chains(Sequence[Chain]):
+    """S chains as one: ``served`` [S, J] and ``others`` [S, J + 1, M], -inf beyond a chain's end, and their
+    ``lengths``, ``temperatures`` and ``usable``, all [S].
+    """
+
+    def __init__(self, served: Floats, others: Floats, lengths: Ints, temperatures: Floats, usable: Ints) -> None:
+        self.served, self.others, self.lengths = served, others, lengths
+        self.temperatures, self.usable = temperatures, usable
+
+    @classmethod
+    def of(cls, chains: Sequence[Chain]) -> Chains:
+        """Any chains, at least one."""
+        if isinstance(chains, Chains):
+            return chains
+        lengths = np.array([chain.length for chain in chains])
+        longest, width = int(lengths.max()), chains[0].others.shape[1]
+        served = np.full((len(chains), longest), -np.inf)
+        others = np.full((len(chains), longest + 1, width), -np.inf)
+        for i, chain in enumerate(chains):
+            served[i, : chain.length] = chain.served
+            others[i, : chain.length + 1] = chain.others
+        temperatures = np.array([chain.temperature for chain in chains])
+        return cls(served, others, lengths, temperatures, np.array([chain.usable for chain in chains]))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, at: int) -> Chain: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Chains: ...
+
+    def __getitem__(self, at: int | slice) -> Chain | Chains:
+        if isinstance(at, slice):
+            scores, usable = (self.served[at], self.others[at]), self.usable[at]
+            return Chains(*scores, self.lengths[at], self.temperatures[at], usable)
+        length = int(self.lengths[at])
+        served, others = self.served[at, :length], self.others[at, : length + 1]
+        return Chain(served, others, float(self.temperatures[at]), int(self.usable[at]))
 
 
 class Planner(Protocol):
@@ -76,7 +119,8 @@ def expected_hits(chances: Floats, most: int) -> list[float]:
     hits = np.zeros(most + 1)
     hits[1 : len(best) + 1] = np.cumsum(best)
     hits[len(best) + 1 :] = hits[len(best)]
-    return [float(each) for each in hits]
+    expected: list[float] = hits.tolist()
+    return expected
 
 
 def outcome_odds(chain: Chain, rate: float) -> Floats:

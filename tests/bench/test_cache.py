@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sglang_ssd.bench.bookkeeping import Rounds, hello
@@ -10,7 +11,7 @@ from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.target import Target
 from sglang_ssd.draft_server.terms import Terms
-from sglang_ssd.draft_server.tree import Guesses, Tree
+from sglang_ssd.draft_server.tree import Tree
 
 STEPS = 4
 
@@ -19,15 +20,14 @@ def cache_with_a_branch(context):
     """A session of ``context`` tokens whose next outcome, token 1, leads to a branch of STEPS tokens."""
     cache = SpeculationCache(CostlessEngine(slots=context + 64, rows=8, context_length=context + 64))
     target = Target.of(b"bench", hello(8), 49_152)
-    session = Session(target, 1, 1, list(range(context)), Terms(), cache.tree.root, 0.0)
+    session = Session(target, 1, 1, list(range(context)), Terms(), cache.tree, 0.0)
     cache.open(session)
     cache.extend(session, context)
     node = session.tip
     for _ in range(STEPS + 1):
-        child = cache.tree.add(node, 1, committed=False)
-        cache.tree.hold(child)
-        child.guesses, child.key = Guesses([1, 2, 3], [0.0, -1.0, -2.0]), session.terms
-        node = child
+        (node,) = made = cache.tree.add(np.array([node]), np.array([1]), np.array([False]))
+        cache.tree.key[made] = session.key
+        cache.tree.learn(made, np.array([[1, 2, 3]]), np.array([[0.0, -1.0, -2.0]], dtype=np.float32), {})
     return (cache, session), {}
 
 
@@ -44,19 +44,15 @@ def test_lookup(benchmark, context):
 
 @pytest.mark.parametrize("nodes", [8, 64, 512, 4096])
 def test_tree_growth_and_free(benchmark, nodes):
-    """Branches of four nodes each, made, held, and released deepest first."""
+    """Branches of four nodes each, made, held, and released."""
     tree = Tree(nodes + 8)
 
     def grow_and_free():
-        made = []
-        for first in range(nodes // 4):
-            node = tree.root
-            for token in (first, 1, 2, 3):
-                node = tree.add(node, token, committed=False)
-                tree.hold(node)
-                made.append(node)
-        for node in reversed(made):
-            tree.release(node)
+        nodes_of, parents = [], np.zeros(nodes // 4, dtype=np.int64)
+        for tokens in (np.arange(nodes // 4), *np.ones((3, nodes // 4), dtype=np.int64)):
+            parents = tree.add(parents, tokens, np.zeros(nodes // 4, dtype=np.bool_))
+            nodes_of.append(parents)
+        tree.release_many(np.concatenate(nodes_of))
 
     benchmark(grow_and_free)
     assert tree.nodes == 0

@@ -8,10 +8,11 @@ import torch
 
 from sglang_ssd.draft_server.engine import EngineSettings
 from sglang_ssd.draft_server.engine_torch import TorchEngine
+from sglang_ssd.draft_server.tree import ROOT
 from sglang_ssd.protocol import Speculations
 from tests.models import make_llama
 from tests.remote_engine import RemoteEngine, engine_process
-from tests.support import Harness
+from tests.support import Harness, text_of
 
 K = 3
 TOLERANCE = 1e-4
@@ -48,29 +49,21 @@ def engine(request, checkpoint):
         yield RemoteEngine(pool, EngineSettings(str(checkpoint), "cpu", dtype="float32", slots=1500, rows=60))
 
 
-def text_of(node):
-    tokens = []
-    while node.parent is not None:
-        tokens.append(node.token)
-        node = node.parent
-    return tokens[::-1]
-
-
 @torch.inference_mode()
 def compare(tree, reference):
     """(nodes compared, largest error) of every guess kept in the tree, against one full prefill per leaf."""
     count, worst = 0, 0.0
-    for leaf in [node for node in tree.walk() if not node.children]:
-        log_q = reference(torch.tensor([text_of(leaf)])).logits[0].log_softmax(-1)
+    for leaf in [node for node in tree.walk() if not tree.children[node]]:
+        log_q = reference(torch.tensor([text_of(tree, leaf)])).logits[0].log_softmax(-1)
         node = leaf
-        while node.parent is not None:
-            if node.guesses is not None:
-                want = log_q[node.position]
-                error = want[node.guesses.ids].numpy() - node.guesses.scores
-                best = want.topk(len(node.guesses.ids)).values.numpy() - node.guesses.scores
+        while node != ROOT:
+            if tree.best_of(node) >= 0:
+                guesses, want = tree.guesses(node), log_q[tree.position_of(node)]
+                error = want[guesses.ids].numpy() - guesses.scores
+                best = want.topk(len(guesses.ids)).values.numpy() - guesses.scores
                 worst = max(worst, float(np.abs(error).max()), float(np.abs(best).max()))
                 count += 1
-            node = node.parent
+            node = int(tree.parent[node])
     return count, worst
 
 
@@ -82,9 +75,9 @@ def draw(reference, text):
 
 def other(harness, session, kept):
     """A prepared bonus token after ``kept`` accepted drafts that is not the chain's own next token."""
-    node = harness.session(session).trunk_node(kept)
+    one = harness.session(session)
     chain = harness.chains[session]
-    return next(t for t in node.guesses.ids if t not in chain[kept : kept + 1])
+    return next(t for t in one.guesses(one.trunk_node(kept)).ids if t not in chain[kept : kept + 1])
 
 
 def play_all(harness, prompt, reference):

@@ -23,12 +23,7 @@ def harness():
 
 def growing(harness, session=1):
     """The outcomes that branches are grown for, (k, bonus)."""
-    one = harness.session(session)
-    return {((b.nodes[0].position if b.nodes else b.node.position + 1) - one.length, b.first) for b in branches(one)}
-
-
-def branches(session):
-    return session.growth.branches() if session.growth else []
+    return {(branch.k, branch.first) for branch in harness.branches(session)}
 
 
 def at(outcomes, k):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from sglang_ssd.protocol import Close, Legal, Outcome, Outcomes, Prefill, Reset, Sampling, Speculations, pack_tokens
-from tests.support import BOOT, FakeEngine, Harness, guess, hello, key_of, legal_row
+from tests.support import BOOT, FakeEngine, Harness, guess, hello, key_of, legal_row, text_of
 
 VOCABULARY, CANDIDATES, CONTEXT = 5, 3, 40
 TERMS = {
@@ -194,16 +194,18 @@ class DraftServerMachine(RuleBasedStateMachine):
         if not hasattr(self, "server"):
             return
         self.server.cache.check()
+        tree = self.server.cache.tree
+        terms_of = {number: terms for terms, number in tree._keys.items()}
         for session in self.server.cache.sessions:
-            assert session.tokens[: session.tip.position + 1] == list(path(session.tip))
+            assert session.tokens[: tree.position_of(session.tip) + 1] == text_of(tree, session.tip)
             for node in (session.tip, *session.chain_nodes):
                 found = session.guesses(node)
                 key = key_of(session.temperature, session.seed)
-                assert found is None or found.ids == guess(path(node), key, VOCABULARY, CANDIDATES)
-        for node in self.server.cache.tree.walk():
-            if node.guesses is not None:
-                key = None if node.key is None else key_of(*node.key[:2])
-                assert node.guesses.ids == guess(path(node), key, VOCABULARY, CANDIDATES)
+                assert found is None or found.ids == guess(text_of(tree, node), key, VOCABULARY, CANDIDATES)
+        for node in tree.walk():
+            if tree.best_of(node) >= 0:
+                key = key_of(*terms_of[tree.key[node]][:2])
+                assert tree.guesses(node).ids == guess(text_of(tree, node), key, VOCABULARY, CANDIDATES)
 
     def teardown(self):
         """All sessions end: nothing is held, and a flush makes every slot free."""
@@ -228,15 +230,6 @@ TOTAL: Counter[str] = Counter()
 
 def occurs(part, text):
     return any(text[at : at + len(part)] == part for at in range(len(text) - len(part) + 1))
-
-
-def path(node):
-    """The text that leads to a node."""
-    tokens = []
-    while node.parent is not None:
-        tokens.append(node.token)
-        node = node.parent
-    return tuple(reversed(tokens))
 
 
 COMMON, RARE = ("hit", "jit", "none", "shed", "evicted"), ("partial", "ngram", "illegal")

@@ -186,7 +186,7 @@ def test_auto_answers_with_what_is_there():
     """The outcome comes after one depth: one token is ready, and a slow draft makes that the best answer."""
     harness = Harness(FakeEngine(slots=400, rows=40), wait="auto")
     harness.prefill(1, PROMPT)
-    while not (growth := harness.session(1).growth) or not growth.live or growth.live[0].todo != 2:
+    while not (branches := harness.branches(1)) or branches[0].todo != 2:
         harness.server.turn()
     harness.server.drafter.clock.estimate = lambda rows: 1e9
     harness.send(harness.outcome(1, [best(PROMPT)]), verify_us=10)
@@ -199,7 +199,7 @@ def test_auto_answers_with_what_is_there():
 def test_auto_finishes_the_branch_when_that_is_worth_more():
     harness = Harness(FakeEngine(slots=400, rows=40), wait="auto")
     harness.prefill(1, PROMPT)
-    while not (growth := harness.session(1).growth) or not growth.live or growth.live[0].todo != 2:
+    while not (branches := harness.branches(1)) or branches[0].todo != 2:
         harness.server.turn()
     row = harness.play(1, [best(PROMPT)])
     assert row.source == "partial"
@@ -313,12 +313,12 @@ def test_a_fully_cached_prompt_runs_its_last_token_into_a_scratch_slot(harness):
     rows_run(harness)
     nodes = harness.server.cache.tree.nodes
     assert nodes == len(PROMPT)
-    slots = {node: node.slot for node in harness.server.cache.tree.walk()}
+    text = harness.server.cache.tree.walk()
     harness.prefill(2, PROMPT, temperature=1.0, seed=5)
     harness.settle()
     assert rows_run(harness)[0] == 1
-    assert all(node.slot == slot for node, slot in slots.items())
-    assert [harness.session(2).tip] == [node for node in slots if node.position == len(PROMPT) - 1]
+    assert harness.server.cache.tree.walk()[: len(text)] == text
+    assert harness.session(2).tip == text[-1]
     assert harness.play(2, [guess(PROMPT, (1.0, 5), 6, 4)[0]]).source == "hit"
 
 
@@ -420,7 +420,7 @@ def test_a_padded_vocabulary_is_welcome_and_only_common_ids_are_drafted():
         row = harness.play(1, [next(t for t in guess(harness.texts[1], None, 6, 4) if t < 4)])
         assert all(token < 4 for token in tokens_of(row))
         harness.settle()
-        assert all(branch.first < 4 for branch in harness.session(1).growth.branches())
+        assert all(branch.first < 4 for branch in harness.branches(1))
 
 
 def test_strays_are_counted_and_told_to_say_hello(harness):
@@ -505,7 +505,7 @@ def test_a_branch_goes_on_when_the_session_that_began_it_ends():
     harness = Harness(FakeEngine(slots=400, rows=60), wait="auto")
     harness.prefill(1, PROMPT)
     harness.prefill(2, PROMPT)
-    while not (growth := harness.session(2).growth) or not any(branch.nodes for branch in growth.live):
+    while not any(branch.nodes for branch in harness.branches(2)):
         harness.server.turn()
     harness.close(1)
     harness.settle()
@@ -538,7 +538,7 @@ def test_when_slots_are_short_branches_go_first_and_text_last():
 def test_when_slots_are_short_the_best_branches_are_finished():
     harness = Harness(FakeEngine(slots=len(PROMPT) + 10, rows=40))
     start(harness)
-    branches = harness.session(1).growth.branches()
+    branches = harness.branches(1)
     assert harness.server.drafter.shed == 1
     assert [branch.first for branch in branches] == guess(PROMPT, None, 6, 4)[:3]
     assert [len(branch.nodes) for branch in branches] == [3, 3, 3]
@@ -588,7 +588,7 @@ def test_when_all_sessions_are_gone_every_slot_is_free_or_cached(harness):
     harness.close(1)
     tree = harness.server.cache.tree
     harness.server.cache.check()
-    assert all(node.committed and not node.refs for node in tree.walk())
+    assert all(tree.committed[node] and not tree.refs[node] for node in tree.walk())
     harness.handle(Reset(BOOT))
     assert (tree.nodes, tree.free) == (0, tree.capacity)
 

@@ -6,12 +6,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_ssd.draft_server.outlook import WIDTH, Ended, learn, outlook
+from sglang_ssd.draft_server.outlook import WIDTH, Ended, Known, learn, outlook
 from sglang_ssd.draft_server.suffixes import Suffixes
-from sglang_ssd.draft_server.tree import Guesses
 
-FIRST = Guesses([7, 8, 9], [-0.1, -2.0, -3.0])
-SECOND = Guesses([4, 5, 6], [-0.5, -1.0, -4.0])
+FIRST = [7, 8, 9], [-0.1, -2.0, -3.0]
+SECOND = [4, 5, 6], [-0.5, -1.0, -4.0]
+UNKNOWN = [7, 5, 4], [-1.0, -1.0, -1.0]
+"""What lies where nothing is known."""
+
+
+def seen(*chains):
+    """What is known of chains, each a list of FIRST, SECOND and UNKNOWN."""
+    ids, scores = (np.array([[each[i] for each in chain] for chain in chains]) for i in (0, 1))
+    known = np.array([[each is not UNKNOWN for each in chain] for chain in chains])
+    return Known(ids.astype(np.int32), scores.astype(np.float32), known)
 
 
 class Notes:
@@ -25,26 +33,33 @@ class Notes:
 
 
 def test_the_chain_s_own_tokens_are_no_candidates():
-    chain = outlook([7, 5], [FIRST, SECOND, None], 0.5, 2)
-    assert chain.served.tolist() == [-0.1, -1.0]
+    known = seen([FIRST, SECOND, UNKNOWN], [FIRST, UNKNOWN, UNKNOWN])
+    chains = outlook([[7, 5], [8]], known, np.array([0.5, 1.0]), np.array([2, 9]))
+    chain, shorter = chains
+    assert np.allclose(chain.served, [-0.1, -1.0])
     assert chain.others.shape == (3, WIDTH)
-    assert chain.others[0, :3].tolist() == [-2.0, -3.0, -np.inf]
-    assert chain.others[1, :3].tolist() == [-0.5, -4.0, -np.inf]
+    assert np.allclose(chain.others[0, :3], [-2.0, -3.0, -np.inf])
+    assert np.allclose(chain.others[1, :3], [-0.5, -4.0, -np.inf])
     assert np.isnan(chain.others[2]).all()
     assert (chain.temperature, chain.usable, chain.length) == (0.5, 2, 2)
+    assert np.allclose(shorter.served, [-2.0])
+    assert np.allclose(shorter.others[0, :3], [-0.1, -3.0, -np.inf])
+    assert np.isnan(shorter.others[1]).all()
+    assert (chains.others[1, 2] == -np.inf).all()  # beyond its end
 
 
 def test_a_sampled_token_may_be_none_of_the_candidates():
-    chain = outlook([99], [FIRST, SECOND], 1.0, 9)
+    (chain,) = outlook([[99]], seen([FIRST, SECOND]), np.array([1.0]), np.array([9]))
     assert chain.served.tolist() == [-np.inf]
-    assert chain.others[0, :3].tolist() == [-0.1, -2.0, -3.0]
+    assert np.allclose(chain.others[0, :3], [-0.1, -2.0, -3.0])
 
 
 def test_ranks_are_counted_without_the_chain_s_own_token():
     notes = Notes()
     ends = [(0, 8), (0, 9), (0, 1), (1, 4), (1, 6), (2, 4)]
-    guesses = [FIRST, SECOND, None]
-    learn(notes, [Ended((7, 5), guesses, 0.0, accepted, bonus) for accepted, bonus in ends])
+    known = seen(*([[FIRST, SECOND, UNKNOWN]] * len(ends)))
+    accepted, bonus = np.array(ends).T
+    learn(notes, [Ended([[7, 5]] * len(ends), known, np.zeros(len(ends)), accepted, bonus)])
     assert notes.told == [(2, 0, 0), (2, 0, 1), (2, 0, -1), (2, 1, 0), (2, 1, 1), (2, 2, None)]
 
 
