@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     target = options.target or str(demo_pair().target)
-    decode, verify = measure_apart(EngineSettings(target, options.device), [1, options.lookahead + 1])
+    as_served = EngineSettings(target, options.device, packed=False)  # the target's layers are SGLang's own
+    decode, verify = measure_apart(as_served, [1, options.lookahead + 1])
     write = sys.stdout.write
     write(f"Target: decode {decode:.1f} ms, verify of {options.lookahead + 1} tokens {verify:.1f} ms.\n\n")
     write(_header(options))

@@ -38,7 +38,8 @@ class EngineSettings:
 
     ``dtype`` is ``auto`` (the checkpoint's), ``float32`` or ``bfloat16``; ``candidates`` is M, the best next tokens
     that every row of a forward keeps; ``context_length`` None is the checkpoint's own; ``token_map`` is a
-    file of the only tokens that it may propose (:mod:`~sglang_ssd.draft_server.token_map`).
+    file of the only tokens that it may propose (:mod:`~sglang_ssd.draft_server.token_map`). ``packed`` lets a CPU have
+    the weights in its own order (:mod:`~sglang_ssd.cpu.packed_linear`).
     """
 
     model_path: str
@@ -49,6 +50,7 @@ class EngineSettings:
     context_length: int | None = None
     candidates: int = 16
     token_map: str | None = None
+    packed: bool = True
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,12 @@ def _keep_mapped_rows(runner: Any, settings: EngineSettings) -> None:  # noqa: A
     logger.info("The draft proposes %d of its %d tokens.", len(token_map), runner.model_config.vocab_size)
 
 
+def _pack(model: Any) -> None:  # noqa: ANN401 - one of SGLang's models
+    from sglang_ssd.cpu.packed_linear import pack_linear_layers
+
+    pack_linear_layers(model)
+
+
 def graph_batch_sizes(rows: int) -> list[int]:
     """Batch sizes to capture as CUDA graphs: each up to 8, then steps of at most a quarter, up to ``rows`` itself."""
     sizes = [*range(1, 8), *range(8, 32, 4), *range(32, 64, 8), *range(64, 256, 16), *range(256, rows, 32)]
@@ -214,6 +220,8 @@ def _start_runner(settings: EngineSettings) -> Any:  # noqa: ANN401 - sglang's M
         server_args=arguments,
     )
     _keep_mapped_rows(runner, settings)
+    if device.type == "cpu" and settings.packed:
+        _pack(runner.model)
     runner.alloc_memory_pool()
     runner.init_attention_backends()
     runner.init_cuda_graphs()

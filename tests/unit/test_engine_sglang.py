@@ -298,3 +298,19 @@ def test_graphs_cover_every_batch_size(rows: int) -> None:
     for batch in range(1, rows + 1):
         padded = next(size for size in sizes if size >= batch)
         assert padded - batch <= max(3, batch / 4)
+
+
+def test_packed_weights_change_no_candidate(model: Path) -> None:
+    """In bfloat16 the same ids and scores, with a map and without, whatever the number of rows."""
+    found = []
+    for packed in (True, False):
+        with engine_process() as pool:
+            engine = RemoteEngine(pool, _settings(model, dtype="bfloat16", packed=packed))
+            engine.extend(0, 0, ints(range(5, 45)), ints(range(1, 41)))
+            engine.fork(ints([0, 0, 0]), ints([40, 40, 40]), ints([1, 2, 3]))
+            one = engine.decode(_rows([1], [40], [7], [41]))
+            three = engine.decode(_rows([1, 2, 3], [41, 40, 40], [8, 9, 10], [42, 43, 44]))
+            found.append((one, three))
+    for ours, plain in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours.ids, plain.ids)
+        np.testing.assert_array_equal(ours.scores, plain.scores)
