@@ -264,7 +264,7 @@ def unpack_tokens(block: bytes, vocab_size: int) -> Tokens:
     if len(block) % 4:
         raise BadFrame(f"a token block of {len(block)} bytes is no whole number of int32")
     tokens = np.frombuffer(block, dtype="<i4")
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
+    if tokens.size and tokens.view("<u4").max() >= vocab_size:  # unsigned, negative ids are the largest
         raise BadFrame(f"a token id is outside [0, {vocab_size})")
     return tokens
 

@@ -177,8 +177,7 @@ class Harness:
 
     def branches(self, session):
         """The branches of a session's tree."""
-        growth = self.session(session).growth
-        return self.server.cache.branches.listed(growth.number) if growth else []
+        return self.server.cache.branches.listed(self.session(session).row)
 
     def settle(self, limit=1000):
         """Work until there is none."""

@@ -18,16 +18,16 @@ from sglang_ssd.draft_server.branches import NO_ROW, Branches
 from sglang_ssd.draft_server.engine import DraftEngine, Ints
 from sglang_ssd.draft_server.forward import Forward
 from sglang_ssd.draft_server.seats import Seats
-from sglang_ssd.draft_server.session import Growth, Session, row_of
+from sglang_ssd.draft_server.session import Session, row_of
 from sglang_ssd.draft_server.table import Table
 from sglang_ssd.draft_server.tree import ROOT, Tree
 
 
-class Over(NamedTuple):
-    """What a session held for a round that is over."""
+class _Over(NamedTuple):
+    """A session's round that is over: its table row then, and the nodes of the chain that it had."""
 
     session: Session
-    growth: Growth | None
+    row: int
     chain: list[int]
 
 
@@ -43,7 +43,7 @@ class SpeculationCache:
         self.context_length = engine.limits.context_length
         self.sessions: dict[Session, None] = {}
         """Those that have a row."""
-        self._over: list[Over] = []
+        self._over: list[_Over] = []
         self.extended = 0
         """Tokens run as prefill chunks."""
 
@@ -69,7 +69,7 @@ class SpeculationCache:
         """Let go of everything; the text stays in the tree until its slots are needed."""
         if session.row is None:
             return
-        self._drop([] if session.growth is None else [session.growth], session.chain_nodes)
+        self._drop([session.row], session.chain_nodes)
         session.chain, session.chain_nodes = [], []
         self.tree.release(session.tip)
         self.table.give(session.row)
@@ -92,7 +92,7 @@ class SpeculationCache:
         self.descend(session)
         if not session.missing:
             self._read(session, limit)
-        self._over.append(Over(session, session.growth, old_chain))
+        self._over.append(_Over(session, session.row, old_chain))
         session.growth = None
         return session.chain
 
@@ -132,8 +132,9 @@ class SpeculationCache:
 
     def sweep(self) -> None:
         """Free what was prepared for, or in flight in, rounds that are over."""
-        growths = [over.growth for over in self._over if over.growth is not None]
-        self._drop(growths, [node for over in self._over for node in over.chain])
+        if not self._over:
+            return
+        self._drop([over.row for over in self._over], [node for over in self._over for node in over.chain])
         for session in {over.session for over in self._over if over.session.own}:
             kept = {session.tip, *session.chain_nodes}
             session.own = {node: guesses for node, guesses in session.own.items() if node in kept}
@@ -144,7 +145,7 @@ class SpeculationCache:
         for seat in set(self.branches.seat[branches].tolist()):
             session = self.seats.session(seat)
             if session.own:
-                gone = self.branches.nodes(branches[self.branches.seat[branches] == seat]).tolist()
+                gone = self.branches.nodes(self.branches.at(branches, [seat])).tolist()
                 session.own = {node: guesses for node, guesses in session.own.items() if node not in gone}
         self._free(branches, self.branches.nodes(branches))
 
@@ -161,7 +162,7 @@ class SpeculationCache:
         holds: Counter[int] = Counter()
         rows = 0
         for session in self.sessions:
-            branches = self.branches.listed(session.growth.number) if session.growth else []
+            branches = self.branches.listed(row_of(session))
             holds.update([session.tip, *session.chain_nodes])
             holds.update(node for branch in branches for node in branch.nodes)
             rows += 1 + sum(branch.row is not None for branch in branches)
@@ -171,19 +172,19 @@ class SpeculationCache:
 
     def _read(self, session: Session, limit: int) -> None:
         """Fill the chain by following best guesses; its last token needs no KV."""
-        node = session.tip
-        while node and len(session.chain) < limit and (best := session.best(node)) is not None:
-            session.chain.append(best)
+        node, row, chain = session.tip, row_of(session), session.chain
+        while node and len(chain) < limit and (best := session.best(node)) is not None:
+            chain.append(best)
             node = self.tree.child(node, best)
             if node:
                 self.tree.hold(node)
-                self.table.enter(row_of(session), self.tree.position_of(node), node)
+                self.table.enter(row, session.length + len(chain) - 1, node)
                 session.chain_nodes.append(node)
 
-    def _drop(self, growths: list[Growth], chain: list[int]) -> None:
-        """Free the branches of ``growths``, and nodes of chains."""
-        branches = self.branches.of(growth.number for growth in growths)
-        self._free(branches, np.append(self.branches.nodes(branches), np.array(chain, dtype=np.int64)))
+    def _drop(self, seats: list[int], chain: list[int]) -> None:
+        """Free the branches of the sessions at ``seats``, and nodes of chains."""
+        branches = self.branches.of(seats)
+        self._free(branches, np.concatenate([self.branches.nodes(branches), np.array(chain, dtype=np.int64)]))
 
     def _free(self, branches: Ints, nodes: Ints) -> None:
         if len(nodes):

@@ -58,17 +58,20 @@ class Drafter:
 
     def grow(self, sessions: Iterable[Session]) -> bool:
         """One depth of every unfinished tree of planned sessions; False when all are complete."""
-        forward = self._cache.forward()
         growths = [(session, session.growth) for session in sessions if session.growth is not None]
         unfinished = [(session, growth) for session, growth in growths if not growth.complete]
+        if not unfinished:
+            return False
+        forward = self._cache.forward()
         waiting = [session for session, growth in unfinished if growth.waiting]
-        self._start(self._run_trunks(forward, waiting, [session.length - 1 for session in waiting], drafting=False))
-        branches = self._branches.of(growth.number for _, growth in unfinished)
-        live = branches[self._branches.todo[branches] > 0]
+        if waiting:
+            starts = [session.length - 1 for session in waiting]
+            self._start(self._run_trunks(forward, waiting, starts, drafting=False))
+        live = self._branches.live([row_of(session) for session, _ in unfinished])
         self._descend(forward, live)
         self._run(forward)
         self._retire(live)
-        return bool(unfinished)
+        return True
 
     def deepen(self, sessions: Iterable[Session]) -> bool:
         """Plan to run the last tokens of finished branches too: one draft token more, or the next tail for free.
@@ -81,13 +84,13 @@ class Drafter:
             if growth is not None and growth.complete and not growth.leaves:
                 growth.deepened, growth.leaves = True, growth.depth >= session.lookahead
                 growth.depth += not growth.leaves
-                deeper.append(growth.number)
+                deeper.append(row_of(session))
         branches = self._branches.of(deeper)
         branches = branches[self._branches.row[branches] != NO_ROW]
         self._branches.todo[branches] = 1
         for growth, count in self._growths(self._branches.seat[branches]):
             growth.live, growth.done = growth.live + count, growth.done - count
-        return bool(len(branches))
+        return len(branches) > 0
 
     def step_s(self, sessions: Iterable[Session]) -> float:
         """What the next depth of these sessions' trees should take."""
@@ -97,13 +100,12 @@ class Drafter:
 
     def shed_branch(self) -> bool:
         """Give up one branch of the session that has most: text goes before guesses."""
-        growths = [session.growth for session in self._cache.sessions if session.growth is not None]
-        largest = max(growths, key=lambda growth: growth.done + growth.live, default=None)
-        if largest is None or not largest.done + largest.live:
+        growing = [(session, session.growth) for session in self._cache.sessions if session.growth is not None]
+        session, growth = max(growing, key=lambda each: each[1].done + each[1].live, default=(None, None))
+        if session is None or growth is None or not growth.done + growth.live:
             return False
-        branches = self._branches.of([largest.number])
-        live = branches[self._branches.todo[branches] > 0]
-        self._give_up(largest, live[-1:] if len(live) else branches[-1:])
+        seats = [row_of(session)]
+        self._give_up(growth, (self._branches.live(seats) if growth.live else self._branches.of(seats))[-1:])
         return True
 
     def restrict(self, session: Session) -> None:
@@ -112,7 +114,7 @@ class Drafter:
         if growth is None:
             return
         illegal = [
-            number for number, k, first in self._outcomes(growth)
+            number for number, k, first in self._outcomes(session)
             if (legal := session.legal.get(k)) is not None and first not in legal
         ]  # fmt: skip
         self._drop(growth, np.array(illegal, dtype=np.int64))
@@ -137,7 +139,8 @@ class Drafter:
         """
         starts = dict(zip(sessions, guesses_from, strict=True))
         self._ask(forward, starts, drafting=drafting)
-        while pending := [session for session in starts if session.run < self._end(session)]:
+        pending = list(starts)
+        while pending := [session for session in pending if session in starts and session.run < self._end(session)]:
             at = [session.run for session in pending]
             within = np.array([position < session.length for session, position in zip(pending, at, strict=True)])
             steps = _steps(pending, at)
@@ -152,7 +155,7 @@ class Drafter:
 
     def _ask(self, forward: Forward, starts: dict[Session, int], *, drafting: bool) -> None:
         """See to guesses at the nodes that sessions have; those that starve leave ``starts``."""
-        asked = [(session, node) for session, start in starts.items() for node in _unknown(session, start)]
+        asked = self._unknown(starts)
         while asked:
             seats = np.array([row_of(session) for session, _ in asked])
             nodes = np.array([node for _, node in asked])
@@ -163,6 +166,16 @@ class Drafter:
             if asked and not self.shed_branch():
                 self._starve(starts, asked[0][0])
                 asked = [each for each in asked if each[0] in starts]
+
+    def _unknown(self, starts: dict[Session, int]) -> list[tuple[Session, int]]:
+        """The nodes of sessions from the given positions on that they have no guesses at."""
+        tree, known = self._cache.tree, self._cache.tree.knows
+        return [
+            (session, node)
+            for session, start in starts.items()
+            for node in [session.tip, *session.chain_nodes][max(0, start - tree.position_of(session.tip)) :]
+            if not known(node, session.key) and node not in session.own
+        ]
 
     def _end(self, session: Session) -> int:
         """How many tokens of text and chain may have KV."""
@@ -176,44 +189,50 @@ class Drafter:
             growth = session.growth
             if growth is None:
                 continue
-            growing = {(k, first) for _, k, first in self._outcomes(growth)} if growth.restricted else set()
-            trunk = session.trunk
-            for k in [k for k in growth.waiting if k < len(trunk) and session.knows(trunk[k])]:
-                growth.waiting.remove(k)
-                depth = depth_of(session, k, growth.depth)
-                place = (order, k, trunk[k], depth, growth.number, row_of(session))
-                if depth <= 0:
-                    continue
-                if growth.restricted or session.legal or session.own:
-                    guesses = session.guesses(trunk[k])
-                    tokens = self._candidates(session, k, [] if guesses is None else guesses.ids)[: growth.fan_out[k]]
-                    listed += [(*place, rank, t) for rank, t in enumerate(tokens) if (k, t) not in growing]
-                else:
-                    served = session.chain[k] if k < len(session.chain) else -1
-                    fresh.append((*place, served, growth.fan_out[k]))
-        starts = np.concatenate([self._ranked(_columns(fresh)), _columns(listed)], axis=1)
-        if starts.shape[1]:
-            self._fork(starts[:, np.lexsort((starts[1], starts[6], starts[0]))])
+            ready = [(order, *place) for place in _ready(session, growth)]
+            if growth.restricted or session.legal or session.own:
+                listed += self._listed(session, growth, ready)
+            else:
+                served = [*session.chain, -1]
+                fresh += [(*place, served[place[1]], growth.fan_out[place[1]]) for place in ready]
+        starts = [self._ranked(_columns(fresh))] if fresh else []
+        starts += [_columns(listed)] if listed else []
+        if starts:
+            self._fork(starts[0] if len(starts) == 1 else np.concatenate(starts, axis=1))
+
+    def _listed(self, session: Session, growth: Growth, ready: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The candidates of places with their ranks, where not all is as the tree has it."""
+        found: list[tuple[int, ...]] = []
+        growing = {(k, first) for _, k, first in self._outcomes(session)}
+        for order, k, node, depth, seat in ready:
+            guesses = session.guesses(node)
+            tokens = self._candidates(session, k, [] if guesses is None else guesses.ids)[: growth.fan_out[k]]
+            fresh = [(rank, token) for rank, token in enumerate(tokens) if (k, token) not in growing]
+            found += [(order, k, node, depth, seat, rank, token) for rank, token in fresh]
+        return found
 
     def _ranked(self, places: Ints) -> Ints:
-        """The candidates of places [8, n], whose last columns are the token served there and the fan-out: [8, branches]
+        """The candidates of places [7, n], whose last columns are the token served there and the fan-out: [7, branches]
         with rank and token instead.
         """
-        served, fan_out = places[6, :, None], places[7, :, None]
+        served, fan_out = places[5, :, None], places[6, :, None]
         ids = self._cache.tree.ids[places[2]]
-        possible = (ids != served) & (ids < self._seats.vocab_sizes[places[5]][:, None])
-        ranks = np.cumsum(possible, axis=1) - 1
-        place, column = np.nonzero(possible & (ranks < fan_out))
-        return np.concatenate([places[:6, place], [ranks[place, column], ids[place, column]]])
+        possible = (ids != served) & (ids < self._seats.vocab_sizes[places[4]][:, None])
+        ranks = possible.cumsum(axis=1) - 1
+        place, column = (possible & (ranks < fan_out)).nonzero()
+        candidates = places[:, place]
+        candidates[5:] = ranks[place, column], ids[place, column]
+        return candidates
 
     def _fork(self, starts: Ints) -> None:
-        """Begin branches [8, n], the best first."""
-        rows = self._cache.table.take_many(starts.shape[1])
-        _, k, node, todo, growth, seat, _, first = starts[:, : len(rows)]
+        """Begin branches [7, n], session by session, the best ranks first."""
+        order, k, _, _, _, rank, _ = starts
+        rows = self._cache.table.take_many(len(order))
+        _, k, node, todo, seat, _, first = starts[:, np.lexsort((k, rank, order))[: len(rows)]]
         self._cache.table.fork_many(seat, self._cache.tree.position[node] + 1, rows)
-        self._branches.add(growth, seat, k, first, todo, rows, node)
-        for each, count in self._growths(seat):
-            each.live += count
+        self._branches.add(seat, k, first, todo, rows, node)
+        for growth, count in self._growths(seat):
+            growth.live += count
 
     def _candidates(self, session: Session, k: int, ids: list[int]) -> list[int]:
         """Bonus tokens after exactly k accepted: never the chain's next token, which would have been accepted."""
@@ -225,30 +244,36 @@ class Drafter:
         """One row more of branches, the best first: down the tree as far as it is known, for nodes that others made
         cost nothing, and then one token. Branches that cannot go on have nothing left to do.
         """
-        branches = self._branches
+        branches, tree = self._branches, self._cache.tree
         while len(active):
             tokens = self._next_tokens(active)
-            branches.todo[active[tokens < 0]] = 0
-            active, tokens = active[tokens >= 0], tokens[tokens >= 0]
+            if np.count_nonzero(stuck := tokens < 0):
+                branches.todo[active[stuck]] = 0
+                active, tokens = active[~stuck], tokens[~stuck]
             steps = Steps(branches.seat[active], branches.row[active], branches.node[active], tokens)
             no = np.zeros(len(active), dtype=np.bool_)
             nodes = forward.visit(steps, asks=~no, committed=no, path=no)
+            if np.count_nonzero(tree.in_flight[nodes]) == len(nodes):
+                self._move(active, nodes)
+                return
             moved = active[nodes > 0]
-            branches.node[moved] = nodes[nodes > 0]
-            branches.length[moved] += 1
-            branches.todo[moved] -= 1
+            self._move(moved, nodes[nodes > 0])
             further = moved[(branches.todo[moved] > 0) & (self._best(moved) >= 0)]
-            short = active[nodes == 0]
-            active = np.concatenate([further, self._make_room(short)]) if len(short) else further
-            active = branches.in_order(active)
+            active = branches.in_order(np.concatenate([further, self._make_room(active[nodes == 0])]))
+
+    def _move(self, numbers: Ints, nodes: Ints) -> None:
+        """Branches have consumed the tokens of ``nodes``."""
+        branches = self._branches
+        branches.node[numbers] = nodes
+        branches.length[numbers] += 1
+        branches.todo[numbers] -= 1
 
     def _next_tokens(self, numbers: Ints) -> Ints:
         """What branches consume next; -1 where the draft cannot go."""
-        branches = self._branches
+        branches, nodes = self._branches, self._branches.node[numbers]
         tokens = np.where(branches.length[numbers] == 0, branches.first[numbers], self._best(numbers))
-        room = self._cache.tree.position[branches.node[numbers]] + 1 < self._cache.context_length
-        known = tokens < self._seats.vocab_sizes[branches.seat[numbers]]
-        return np.where(room & known, tokens, -1)
+        room = self._cache.tree.position[nodes] + 1 < self._cache.context_length
+        return np.where(room & (tokens < self._seats.vocab_sizes[branches.seat[numbers]]), tokens, -1)
 
     def _best(self, numbers: Ints) -> Ints:
         """The best guess behind branches, by their sessions' terms; -1 where it is not known, or not yet."""
@@ -264,8 +289,10 @@ class Drafter:
         that may ask again.
         """
         branches = self._branches
-        for growth, _ in self._growths(branches.seat[short]):
-            its = short[branches.growth[short] == growth.number]
+        for seat in dict.fromkeys(branches.seat[short].tolist()):
+            its, growth = branches.at(short, [seat]), self._seats.session(seat).growth
+            if growth is None:
+                continue
             if growth.deepened:
                 branches.todo[its] = 0
             while not (growth.deepened or self._cache.tree.free or len(its) == 1):
@@ -285,13 +312,18 @@ class Drafter:
         still run.
         """
         branches = self._branches
-        over = live[(branches.todo[live] == 0) & (branches.growth[live] > 0)]
+        todo = branches.todo[live]
+        if np.count_nonzero(todo) == len(todo):
+            return
+        over = live[(todo == 0) & (branches.seat[live] >= 0)]
         for growth, count in self._growths(branches.seat[over]):
             growth.live, growth.done = growth.live - count, growth.done + count
-        seats = [seat for seat in set(branches.seat[over].tolist()) if _is_final(self._seats.session(seat))]
-        final = over[np.isin(branches.seat[over], seats) & (branches.row[over] != NO_ROW)]
-        self._cache.table.give_many(branches.row[final])
-        branches.row[final] = NO_ROW
+        seats = set(branches.seat[over].tolist())
+        final = [seat for seat in seats if _is_final(self._seats.session(seat))]
+        if len(final) < len(seats):
+            over = branches.at(over, final)
+        self._cache.table.give_many(branches.row[over])
+        branches.row[over] = NO_ROW
 
     def _growths(self, seats: Ints) -> list[tuple[Growth, int]]:
         """The growths of the sessions at ``seats`` [n], each once, and how many of the n are its session's."""
@@ -299,9 +331,9 @@ class Drafter:
         growths = [(self._seats.session(seat).growth, count) for seat, count in counts.items()]
         return [(growth, count) for growth, count in growths if growth is not None]
 
-    def _outcomes(self, growth: Growth) -> list[tuple[int, int, int]]:
-        """The number, k and first token of a growth's branches."""
-        numbers = self._branches.of([growth.number])
+    def _outcomes(self, session: Session) -> list[tuple[int, int, int]]:
+        """The number, k and first token of a session's branches."""
+        numbers = self._branches.of([row_of(session)])
         columns = (numbers, self._branches.k[numbers], self._branches.first[numbers])
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -329,10 +361,13 @@ def _is_final(session: Session) -> bool:
     return session.target.waits or session.growth is None or session.growth.leaves
 
 
-def _unknown(session: Session, start: int) -> list[int]:
-    """The session's nodes from position ``start`` on that it has no guesses at."""
-    nodes = [session.tip, *session.chain_nodes]
-    return [node for node in nodes[max(0, start - session.tree.position_of(session.tip)) :] if not session.knows(node)]
+def _ready(session: Session, growth: Growth) -> list[tuple[int, int, int, int]]:
+    """Positions whose guesses have become known, which wait no longer: k, node, useful depth and the session's seat."""
+    trunk, seat = session.trunk, row_of(session)
+    ready = [k for k in growth.waiting if k < len(trunk) and session.knows(trunk[k])]
+    growth.waiting.difference_update(ready)
+    deepest, left = min(growth.depth, session.lookahead), session.remaining - 2
+    return [(k, trunk[k], min(deepest, left - k), seat) for k in ready if min(deepest, left - k) > 0]
 
 
 def _steps(sessions: Sequence[Session], positions: Sequence[int]) -> Steps:
@@ -343,5 +378,5 @@ def _steps(sessions: Sequence[Session], positions: Sequence[int]) -> Steps:
 
 
 def _columns(rows: list[tuple[int, ...]]) -> Ints:
-    """int64 [8, n] of n rows."""
-    return np.array(rows, dtype=np.int64).reshape(-1, 8).T
+    """int64 [7, n] of n rows."""
+    return np.array(rows, dtype=np.int64).reshape(-1, 7).T

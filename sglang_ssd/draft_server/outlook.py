@@ -39,12 +39,14 @@ def outlook(chains: Sequence[Sequence[int]], seen: Known, temperatures: Floats, 
     """The chains as planners see them; see :class:`~sglang_ssd.policy.planner.Chain` for ``usable`` [S]."""
     lengths = np.array([len(chain) for chain in chains])
     places = _places(chains, seen)
-    scores = np.concatenate([seen.scores, np.full((*seen.known.shape, 1), -np.inf)], axis=2)  # [S, J + 1, M + 1]
-    served = np.where(places >= 0, np.take_along_axis(scores, places[:, :, None], axis=2)[:, :, 0], -np.inf)
+    scores = np.full((*seen.known.shape, seen.scores.shape[2] + 1), -np.inf)  # nothing at the last rank
+    scores[:, :, :-1] = seen.scores
+    session, position = np.ogrid[: places.shape[0], : places.shape[1]]
+    served = scores[session, position, places]  # of place -1, nothing
     columns = np.arange(min(WIDTH, seen.scores.shape[2]))
-    skipped = (places[:, :, None] >= 0) & (columns >= places[:, :, None])
+    skipped = columns + ((places[:, :, None] >= 0) & (columns >= places[:, :, None]))
     others = np.full((*seen.known.shape, WIDTH), -np.inf)
-    others[:, :, : len(columns)] = np.take_along_axis(scores, columns + skipped, axis=2)
+    others[:, :, : len(columns)] = scores[session[:, :, None], position[:, :, None], skipped]
     others[~seen.known] = np.nan
     others[np.arange(seen.known.shape[1]) > lengths[:, None]] = -np.inf
     return Chains(served[:, :-1], others, lengths, temperatures, usable)

@@ -38,7 +38,8 @@ class Planning:
         shape = self._shape(target, sessions, expected_hits(chances, most))
         fan_outs = target.planner.plan(chances, views, shape.rows)
         for session, fan_out in zip(sessions, fan_outs, strict=True):
-            waiting = {k for k, count in enumerate(fan_out) if count and depth_of(session, k, shape.depth) > 0}
+            usable = _usable(session) if shape.depth > 0 else 0
+            waiting = {k for k, count in enumerate(fan_out[:usable]) if count}
             session.growth = Growth(fan_out, shape.depth, waiting)
 
     def _shape(self, target: Target, sessions: Sequence[Session], hits: list[float]) -> Shape:

@@ -18,6 +18,8 @@ class Seats:
     def __init__(self, rows: int) -> None:
         self.sessions: list[Session | None] = [None] * rows
         self.targets: list[Target | None] = [None] * rows
+        self._present: Counter[Target] = Counter()
+        """The targets, by how many sessions of theirs sit here."""
         self.keys: Ints = np.zeros(rows, dtype=np.int64)
         """See Tree.key."""
         self.vocab_sizes: Ints = np.zeros(rows, dtype=np.int64)
@@ -31,6 +33,7 @@ class Seats:
     def take(self, seat: int, session: Session) -> None:
         """Sit down."""
         terms = session.terms
+        self._present[session.target] += 1
         self.sessions[seat], self.targets[seat] = session, session.target
         self.keys[seat], self.vocab_sizes[seat] = session.key, session.target.vocab_size
         self.temperatures[seat], self.seeds[seat] = terms.temperature, terms.seed
@@ -38,6 +41,7 @@ class Seats:
 
     def leave(self, seat: int) -> None:
         """Get up."""
+        self._present -= Counter([self.session(seat).target])  # which drops what is 0
         self.sessions[seat] = self.targets[seat] = None
 
     def session(self, seat: int) -> Session:
@@ -47,7 +51,11 @@ class Seats:
             raise AssertionError(f"nobody has table row {seat}: this is a bug")
         return session
 
-    def by_target(self, seats: Ints) -> Counter[Target]:
+    def by_target(self, seats: Ints) -> dict[Target, int]:
         """How many elements of ``seats`` [n] belong to each target."""
+        if not len(seats):
+            return {}
+        if len(self._present) == 1:
+            return dict.fromkeys(self._present, len(seats))
         counts = Counter(map(self.targets.__getitem__, seats.tolist()))
-        return Counter({target: count for target, count in counts.items() if target is not None})
+        return {target: count for target, count in counts.items() if target is not None}

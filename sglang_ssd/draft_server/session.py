@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import count
 
 from sglang_ssd.draft_server.engine import Sample
 from sglang_ssd.draft_server.suffixes import Suffixes
@@ -33,8 +32,6 @@ class Growth:
     """Whether the last tokens of branches of the whole depth were asked to run too."""
     restricted: bool = False
     """Whether a grammar has had its say: then positions may have branches before they are looked at again."""
-    number: int = field(default_factory=count(1).__next__)
-    """What its branches know it by."""
 
     @property
     def complete(self) -> bool:
@@ -97,12 +94,14 @@ class Session:
     @property
     def lookahead(self) -> int:
         """Draft tokens that the coming round can use."""
-        return min(self.num_steps, self.target.lookahead)
+        steps, ahead = self.num_steps, self.target.lookahead
+        return ahead if ahead < steps else steps
 
     @property
     def num_steps(self) -> int:
         """K: what the target asked for, or less where the request takes less."""
-        return min(self.target.num_steps, self.limit or self.target.num_steps)
+        steps = self.target.num_steps
+        return self.limit if 0 < self.limit < steps else steps
 
     @property
     def length(self) -> int:

@@ -69,10 +69,14 @@ class Tree:
         self.refs = self._column(0)
         self.children = self._column(0)
         """How many."""
+        self.heir = self._column(0)
+        """One of its children, or none: almost all nodes have only one, and are found without a dictionary."""
         self.stamp = self._column(0)
         """When the last holder let go."""
         self.key = self._column(0)
         """By which terms guesses were drawn, or are being drawn: see :meth:`key_of`."""
+        self._mark = self._column(0)
+        """Scratch paper."""
         self.best = self._column(-1)
         """The draft's own next token; -1 until there are guesses."""
         self.committed: NDArray[np.bool_] = np.zeros(capacity + 1, dtype=np.bool_)
@@ -86,8 +90,11 @@ class Tree:
         self._parent, self._refs, self._children = _view(self.parent), _view(self.refs), _view(self.children)
         self._stamp, self._best, self._key = _view(self.stamp), _view(self.best), _view(self.key)
         self._position, self._token, self._committed = _view(self.position), _view(self.token), _view(self.committed)
-        self._child: dict[int, int] = {}
-        """Every node but the root, by parent and token."""
+        self._heir = _view(self.heir)
+        self._others: dict[int, int] = {}
+        """Children that are not their parent's ``heir``, by parent and token: see :func:`_links`."""
+        self.nodes = 0
+        """How many there are, the root left out."""
         self._samples: dict[int, Sample] = {}
         self._keys: dict[Terms, int] = {}
         self._slots = Pool(1, capacity)
@@ -102,11 +109,6 @@ class Tree:
         """Slots that nobody owns."""
         return len(self._slots)
 
-    @property
-    def nodes(self) -> int:
-        """How many there are, the root left out."""
-        return len(self._child)
-
     def key_of(self, terms: Terms) -> int:
         """The number of these terms in ``key``; equal terms share one as long as there are guesses by it."""
         number = self._keys.get(terms)
@@ -119,12 +121,30 @@ class Tree:
 
     def child(self, parent: int, token: int) -> int:
         """The node of ``token`` below ``parent``; 0 when there is none."""
-        return self._child.get(parent << _TOKEN_BITS | token, 0)
+        heir = self._heir[parent]
+        if heir and self._token[heir] == token:
+            return heir
+        return self._others.get(parent << _TOKEN_BITS | token, 0)
 
     def find(self, parents: Ints, tokens: Ints) -> Ints:
         """:meth:`child` for every element of two arrays [n]."""
+        heirs = self.heir[parents]
+        nodes: Ints = heirs * (self.token[heirs] == tokens)  # no token is the root's -1
+        others = np.flatnonzero((nodes == 0) & (self.children[parents] > (heirs > 0)))
+        if len(others):
+            links = _links(parents[others], tokens[others])
+            nodes[others] = np.fromiter(map(self._others.get, links, repeat(0)), np.int64, len(links))
+        return nodes
+
+    def firsts(self, parents: Ints, tokens: Ints) -> Ints:
+        """Of n pairs, where each occurs first, int64, ascending."""
+        every = np.arange(len(parents))
+        self._mark[parents] = every
+        if np.count_nonzero(self._mark[parents] == every) == len(every):
+            return every
         links = _links(parents, tokens)
-        return np.fromiter(map(self._child.get, links, repeat(0)), np.int64, len(links))
+        first = dict(zip(reversed(links), every[::-1].tolist(), strict=True))
+        return every if len(first) == len(every) else np.array(sorted(first.values()), dtype=np.int64)
 
     def add(self, parents: Ints, tokens: Ints, committed: NDArray[np.bool_]) -> Ints:
         """New children of ``parents``, each with a slot of its own and held once; all [n].
@@ -210,12 +230,13 @@ class Tree:
     def release_many(self, nodes: Ints) -> None:
         """Undo holds. Whoever holds a descendant of a guess among them, holds the guess or is among them too."""
         np.subtract.at(self.refs, nodes, 1)
-        over = np.unique(nodes[self.refs[nodes] == 0])
+        over = nodes[self.refs[nodes] == 0]
+        self._mark[over] = np.arange(len(over))
+        over = over[self._mark[over] == np.arange(len(over))]  # each once
         committed = self.committed[over]
-        if not committed.all():
-            self._remove(over[~committed])
+        self._remove(over[~committed])
         text = over[committed]
-        for node in text[np.argsort(-self.position[text], kind="stable")].tolist():
+        for node in text[np.argsort(-self.position[text])].tolist():
             self._stamp[node] = next(self._clock)
             self._offer(node)
 
@@ -258,11 +279,12 @@ class Tree:
         return np.full(self.capacity + 1, value, dtype=np.int64)
 
     def _link(self, nodes: Ints, parents: Ints, tokens: Ints, positions: Ints) -> None:
-        links = _links(parents, tokens)
-        before = len(self._child)
-        self._child.update(zip(links, nodes.tolist(), strict=True))
-        if len(self._child) != before + len(nodes):
-            raise AssertionError("two nodes for one token: this is a bug")
+        without = self.heir[parents] == 0
+        self.heir[parents[without]] = nodes[without]
+        others = self.heir[parents] != nodes
+        if np.count_nonzero(others):
+            self._others.update(zip(_links(parents[others], tokens[others]), nodes[others].tolist(), strict=True))
+        self.nodes += len(nodes)
         self.parent[nodes], self.token[nodes], self.position[nodes] = parents, tokens, positions
         self.stamp[nodes] = 0
         np.add.at(self.children, parents, 1)
@@ -284,11 +306,16 @@ class Tree:
 
     def _remove(self, nodes: Ints) -> None:
         """Free nodes; all below them are among them."""
+        if not len(nodes):
+            return
         parents = self.parent[nodes]
-        for link in _links(parents, self.token[nodes]):
-            del self._child[link]
+        heirs = self.heir[parents] == nodes
+        self.heir[parents[heirs]] = 0
+        for link in _links(parents[~heirs], self.token[nodes[~heirs]]):
+            del self._others[link]
+        self.nodes -= len(nodes)
         np.subtract.at(self.children, parents, 1)
-        if self.children[nodes].any() or (parents == _NOBODY).any():
+        if np.count_nonzero(self.children[nodes]) or np.count_nonzero(parents == _NOBODY):
             raise AssertionError("a node with children was freed: this is a bug")
         self.parent[nodes], self.best[nodes], self.key[nodes] = _NOBODY, -1, 0
         if self._samples:
@@ -304,7 +331,11 @@ class Tree:
         parent = self._parent[node]
         if self._children[node] or parent == _NOBODY:
             raise AssertionError("a node with children was freed: this is a bug")
-        del self._child[parent << _TOKEN_BITS | self._token[node]]
+        if self._heir[parent] == node:
+            self._heir[parent] = 0
+        else:
+            del self._others[parent << _TOKEN_BITS | self._token[node]]
+        self.nodes -= 1
         self._children[parent] -= 1
         self._parent[node], self._best[node], self._key[node] = _NOBODY, -1, 0
         self._samples.pop(node, None)
@@ -341,6 +372,6 @@ def _view(column: NDArray[Any]) -> memoryview[int]:
 
 
 def _links(parents: Ints, tokens: Ints) -> list[int]:
-    """What a node is found by."""
+    """What the nodes of ``tokens`` behind ``parents`` are found by."""
     links: list[int] = (parents << _TOKEN_BITS | tokens).tolist()
     return links

@@ -32,8 +32,12 @@ class Calibration:
 
     def __call__(self, predicted: Floats, ranges: Ints) -> Floats:
         """The calibrated chances of ``predicted`` [S, ...], by the ``ranges`` [S] of the sessions."""
+        present = np.flatnonzero(np.bincount(ranges))
+        if len(present) == 1:
+            alike: Floats = np.interp(predicted, KNOTS, self._curves[present[0]])
+            return alike
         calibrated = np.empty_like(predicted)
-        for each in np.unique(ranges):
+        for each in present:
             mine = ranges == each
             calibrated[mine] = np.interp(predicted[mine], KNOTS, self._curves[each])
         return calibrated
@@ -45,19 +49,22 @@ class Calibration:
         """
         above = np.clip(np.searchsorted(KNOTS, predicted, side="left"), 1, len(KNOTS) - 1)
         share = (predicted - KNOTS[above - 1]) / (KNOTS[above] - KNOTS[above - 1])
-        fading = 0.5 ** (np.bincount(ranges, minlength=len(self._curves)) / _HALF_LIFE)
+        trials = np.bincount(ranges, minlength=len(self._curves))
+        fading = 0.5 ** (trials / _HALF_LIFE)
         self._tried *= fading[:, None]
         self._happened *= fading[:, None]
         for knot, weight in ((above - 1, 1 - share), (above, share)):
             np.add.at(self._tried, (ranges, knot), weight)
             np.add.at(self._happened, (ranges, knot), weight * happened)
-        for each in np.unique(ranges):
+        for each in np.flatnonzero(trials):
             weights = self._tried[each] + _TRUST
             self._curves[each] = rising((self._happened[each] + _TRUST * self._start) / weights, weights)
 
 
 def rising(values: Floats, weights: Floats) -> Floats:
     """The nearest curve to ``values`` [n], by weighted squares, that never falls: neighbours that do are pooled."""
+    if not np.count_nonzero(values[1:] < values[:-1]):
+        return values
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         pools.append((value, weight, 1))

@@ -170,7 +170,7 @@ def _miscount_children(tree, nodes):
 
 
 def _lose_a_link(tree, nodes):
-    tree._child.popitem()
+    tree.heir[nodes[0]] = 0
 
 
 def _leave_in_flight(tree, nodes):
