@@ -21,6 +21,8 @@ from sglang_ssd.draft_server.planning import Planning, depth_of
 from sglang_ssd.draft_server.session import Growth, Session, row_of
 from sglang_ssd.policy.clock import StepClock
 
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+
 
 class Drafter:
     """One step at a time, so that the server can look at its socket in between."""
@@ -285,27 +287,31 @@ class Drafter:
         return best
 
     def _make_room(self, short: Ints) -> Ints:
-        """Give up the last of the branches that found no slot, session by session, until there is one; returns those
-        that may ask again.
+        """Give up the last of the branches that found no slot, session by session, until the others may find one;
+        returns those that may ask again.
         """
-        branches = self._branches
+        branches, tree = self._branches, self._cache.tree
+        asking = [_NONE]
         for seat in dict.fromkeys(branches.seat[short].tolist()):
             its, growth = branches.at(short, [seat]), self._seats.session(seat).growth
-            if growth is None:
-                continue
-            if growth.deepened:
+            if growth is None or growth.deepened:
                 branches.todo[its] = 0
-            while not (growth.deepened or self._cache.tree.free or len(its) == 1):
-                # Those without a node would free nothing.
-                holding = np.flatnonzero(branches.length[its] > 0)
-                last = max(1, int(holding[-1])) if len(holding) else 1
-                self._give_up(growth, its[last:])
-                its = its[:last]
-        left = short[branches.todo[short] > 0]
-        if self._cache.tree.free or len(left) < len(short):
+                continue
+            kept = self._affordable(its, tree.free - sum(map(len, asking)))
+            self._give_up(growth, its[kept:])
+            asking.append(its[:kept])
+        left = np.concatenate(asking)
+        if tree.free or len(left) < len(short):
             return left
         branches.todo[left] = 0
-        return left[:0]
+        return _NONE
+
+    def _affordable(self, short: Ints, free: int) -> int:
+        """How many of the first branches of a session find a slot when the others are given up; at least one stays."""
+        lengths = self._branches.length[short]
+        later = lengths.sum() - lengths.cumsum()  # what those behind each hold
+        enough = np.flatnonzero(np.arange(1, len(short) + 1) <= free + later)
+        return int(enough[-1]) + 1 if len(enough) else 1
 
     def _retire(self, live: Ints) -> None:
         """Count the branches that have nothing left to run, and give table rows back, but keep those whose leaf may
@@ -338,8 +344,9 @@ class Drafter:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _give_up(self, growth: Growth, numbers: Ints) -> None:
-        self.shed += len(numbers)
-        self._drop(growth, numbers)
+        if len(numbers):
+            self.shed += len(numbers)
+            self._drop(growth, numbers)
 
     def _drop(self, growth: Growth, numbers: Ints) -> None:
         live = int(np.count_nonzero(self._branches.todo[numbers]))

@@ -535,13 +535,16 @@ def test_when_slots_are_short_branches_go_first_and_text_last():
     assert harness.session(1).row is not None
 
 
-def test_when_slots_are_short_the_best_branches_are_finished():
-    harness = Harness(FakeEngine(slots=len(PROMPT) + 10, rows=40))
+@pytest.mark.parametrize(("slots", "finished"), [(10, 3), (6, 2), (4, 1)])
+def test_when_slots_are_short_the_best_branches_are_finished(slots, finished):
+    """Of four branches no more are given up than must be."""
+    harness = Harness(FakeEngine(slots=len(PROMPT) + slots, rows=40))
     start(harness)
     branches = harness.branches(1)
-    assert harness.server.drafter.shed == 1
-    assert [branch.first for branch in branches] == guess(PROMPT, None, 6, 4)[:3]
-    assert [len(branch.nodes) for branch in branches] == [3, 3, 3]
+    assert harness.server.drafter.shed == 4 - finished
+    assert [branch.first for branch in branches] == guess(PROMPT, None, 6, 4)[:finished]
+    assert [len(branch.nodes) for branch in branches] == [3] * finished
+    harness.server.cache.check()
 
 
 def test_a_growing_text_takes_the_slots_of_guesses():
