@@ -79,7 +79,7 @@ class Sessions:
             self._cache.close(session)
             if self._past is not None and not session.hopeless:
                 self._past.put(session.tokens)
-        for other in self if any(ended) else ():
+        for other in self if any(ended) and len(self) > len(self._cache.sessions) else ():
             if other.row is None:
                 self._room(other)
 
