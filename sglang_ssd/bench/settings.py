@@ -75,7 +75,9 @@ class Plan:
         """The command line of the server of ``mode``, behind the launcher's name."""
         if mode == STANDALONE:
             return (*BASE_FLAGS, *self.flags, *self.standalone_flags)
-        own = {OFF: (), SYNC: ("--speculative-num-steps", str(max(self.sync_steps))), SSD: self.ssd_flags}
+        # Ordinary speculation waits for its drafts, however long they take: no deadline takes its due from it.
+        sync = ("--speculative-num-steps", str(max(self.sync_steps)), f"{PREFIX}wait", "full")
+        own = {OFF: (), SYNC: sync, SSD: self.ssd_flags}
         return (*BASE_FLAGS, *self.flags, f"{PREFIX}mode", mode, *own[mode])
 
     @property

@@ -126,6 +126,6 @@ def test_the_three_servers_differ_in_mode_and_lookahead_only(stage: Stage, tmp_p
     results = carry_out(tmp_path / "results.json")
     flags = {e["name"]: e["flags"] for e in results.events("server")}
     common = set(flags["off"]) - {"off"}
-    assert set(flags["sync"]) - common == {"sync", "--speculative-num-steps", "2"}
+    assert set(flags["sync"]) - common == {"sync", "--speculative-num-steps", "2", "--speculative-ssd-wait", "full"}
     assert set(flags["ssd"]) - common == {"ssd"}
     assert stage.started == ["off", "sync", "ssd", "fan-out=1", "fan-out=2"]
