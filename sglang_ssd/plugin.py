@@ -15,6 +15,7 @@ SUPPORTED_SGLANG = "0.5.23"
 
 _SYMBOLS = {
     "sglang.srt.layers.logprob_processor.compute_spec_logprobs": "logprobs of a verify window",
+    "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": "the draft's layers on a CPU",
     "sglang.srt.layers.sampler.apply_custom_logit_processor": "custom logit processors",
     "sglang.srt.managers.overlap_utils.FutureMap": "the overlap loop's relay",
     "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer": "per-request figures",

@@ -13,6 +13,8 @@ import torch
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch import Tensor, nn
 
+_OPERATIONS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
+"""Of ``torch.ops.mkldnn``; a torch without oneDNN has none of them."""
 _ROWS = 32
 """What oneDNN is told to expect; other numbers of rows work as well."""
 
@@ -57,6 +59,7 @@ def pack_linear_layers(model: Any) -> int:  # noqa: ANN401 - any of SGLang's mod
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies it in bfloat16 on this processor."""
+    """Whether oneDNN is there and multiplies it in bfloat16 on this processor."""
     plain = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.dim() == 2
-    return plain and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    there = all(hasattr(torch.ops.mkldnn, name) for name in _OPERATIONS)
+    return plain and there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

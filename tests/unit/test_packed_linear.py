@@ -52,3 +52,11 @@ def test_plain_layers_are_packed_and_no_others():
     assert not hasattr(model.lm_head, "weight")
     for other in (model.special, model.wide, model.none, model.embed):
         assert other.weight.numel() == 64
+
+
+def test_a_torch_without_one_dnn_keeps_its_weights(monkeypatch):
+    model = nn.Module()
+    model.plain = Plain(UnquantizedLinearMethod())
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert pack_linear_layers(model) == 0
+    assert model.plain.weight.numel() == 64
