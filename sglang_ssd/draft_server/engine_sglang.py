@@ -146,7 +146,7 @@ def _keep_mapped_rows(runner: Any, settings: EngineSettings) -> None:  # noqa: A
 def _pack(model: Any) -> None:  # noqa: ANN401 - one of SGLang's models
     from sglang_ssd.cpu.packed_linear import pack_linear_layers
 
-    pack_linear_layers(model)
+    logger.info("%d layers lie packed for this CPU.", pack_linear_layers(model))
 
 
 def graph_batch_sizes(rows: int) -> list[int]:

@@ -62,7 +62,8 @@ def test_the_bound_holds_for_sampled_text_too(batch, slow, temperature):
 def test_the_lookahead_shrinks_as_the_draft_slows_down(batch):
     """A draft that is twice slower may still draft as much ahead: it is what misses get that shrinks first."""
     drafts = [ssd(batch, slow).mean_drafts for slow in SLOWER]
-    assert drafts[0] > drafts[2] >= drafts[3]
+    assert drafts[1] >= drafts[2] >= drafts[3]
+    assert drafts[0] > drafts[2]
     assert drafts[1] > drafts[3]
     assert drafts[3] < 0.05
 
