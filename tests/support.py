@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglang_ssd.draft_server.engine import Candidates, EngineLimits
+from sglang_ssd.draft_server.engine import Candidates, EngineLimits, Rows
 from sglang_ssd.draft_server.server import DraftServer, Offer
 from sglang_ssd.draft_server.tree import ROOT
 from sglang_ssd.protocol import (
@@ -82,6 +82,20 @@ class FakeEngine:
         held = [self.held[int(slot)] for slot in self.table[row, : position + 1]]
         assert [at for at, _ in held] == list(range(position + 1)), "a row reads a slot of another position"
         return tuple(token for _, token in held)
+
+
+def rows_by(terms, positions):
+    """Rows of a forward that draw by ``terms``; what they forward is of no matter."""
+    nothing = np.zeros(len(terms), dtype=np.int64)
+    return Rows(
+        nothing,
+        positions,
+        nothing,
+        nothing,
+        temperatures=np.array([row.temperature for row in terms], dtype=np.float32),
+        seeds=np.array([row.seed for row in terms], dtype=np.int64),
+        terms=None if all(row.plain for row in terms) else tuple(terms),
+    )
 
 
 def text_of(tree, node):

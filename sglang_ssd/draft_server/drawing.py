@@ -6,27 +6,27 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from sglang_ssd.draft_server.engine import Candidates, Sample
+from sglang_ssd.draft_server.engine import Candidates, Rows, Sample
 from sglang_ssd.draft_server.terms import Terms
 from sglang_ssd.sampling.candidates import Bias, DraftDraw, Found, Samples
 from sglang_ssd.sampling.filters import Filters
 from sglang_ssd.sampling.rejection import SupportRule
 
 
-def draft_draw(temperatures: Tensor, seeds: Tensor, positions: Tensor, terms: Sequence[Terms] | None) -> DraftDraw:
-    """How rows [B] draw; ``terms`` None says that temperatures and seeds are all."""
+def draft_draw(batch: Rows) -> DraftDraw:
+    """How the rows of a forward draw, on the host."""
+    temperatures, seeds, positions = map(torch.from_numpy, (batch.temperatures, batch.seeds, batch.positions))
+    terms = batch.terms
     if terms is None:
         return DraftDraw(temperatures, seeds, positions)
-    device = positions.device
     return DraftDraw(
         temperatures,
         seeds,
         positions,
-        bias=_bias(terms, device),
-        filters=_filters(terms, device) if any(row.filters for row in terms) else None,
-        samples=_samples(terms, device),
+        bias=_bias(terms),
+        filters=_filters(terms) if any(row.filters for row in terms) else None,
+        samples=_samples(terms),
     )
 
 
@@ -58,27 +58,25 @@ def _samples_on_host(found: Found) -> Iterable[Sample]:
         yield Sample(int(packed[row, 0]), ids[row].tobytes(), q[row].tobytes())
 
 
-def _bias(terms: Sequence[Terms], device: torch.device) -> Bias | None:
+def _bias(terms: Sequence[Terms]) -> Bias | None:
     biased = [(row, np.frombuffer(each.bias_ids, "<i4"), each.bias) for row, each in enumerate(terms) if each.bias_ids]
     if not biased:
         return None
     rows = np.concatenate([np.full(len(ids), row) for row, ids, _ in biased])
     ids = np.concatenate([ids for _, ids, _ in biased]).astype(np.int64)
     values = np.concatenate([np.frombuffer(values, "<f4") for _, _, values in biased])
-    return Bias(*(torch.from_numpy(each).to(device, non_blocking=True) for each in (rows, ids, values)))
+    return Bias(*map(torch.from_numpy, (rows, ids, values)))
 
 
-def _filters(terms: Sequence[Terms], device: torch.device) -> Filters:
+def _filters(terms: Sequence[Terms]) -> Filters:
     reals = torch.tensor([(row.top_p, row.min_p) for row in terms], dtype=torch.float32)
-    top_ks = torch.tensor([row.top_k for row in terms]).to(device, non_blocking=True)
-    return Filters(top_ks, *reals.to(device, non_blocking=True).unbind(1))
+    return Filters(torch.tensor([row.top_k for row in terms]), *reals.unbind(1))
 
 
-def _samples(terms: Sequence[Terms], device: torch.device) -> Samples | None:
+def _samples(terms: Sequence[Terms]) -> Samples | None:
     sampled = [(row, each.proposal) for row, each in enumerate(terms) if each.proposal is not None]
     if not sampled:
         return None
-    rows = torch.tensor([row for row, _ in sampled]).to(device, non_blocking=True)
-    sizes = torch.tensor([proposal.vocab_size for _, proposal in sampled]).to(device, non_blocking=True)
-    rule = SupportRule.of([(each.support, each.top_f, each.c) for _, each in sampled], device)
-    return Samples(rows, rule, sizes)
+    rows = torch.tensor([row for row, _ in sampled])
+    sizes = torch.tensor([proposal.vocab_size for _, proposal in sampled])
+    return Samples(rows, SupportRule.of([(each.support, each.top_f, each.c) for _, each in sampled]), sizes)

@@ -71,6 +71,18 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def part(self, rows: slice) -> Rows:
+        """Some of them."""
+        return Rows(
+            self.rows[rows],
+            self.positions[rows],
+            self.tokens[rows],
+            self.slots[rows],
+            self.temperatures[rows],
+            self.seeds[rows],
+            None if self.terms is None else self.terms[rows],
+        )
+
 
 class Sample(NamedTuple):
     """A draft token and the q that it was drawn from: ids (int32) and probabilities (float32), M of each, as bytes."""

@@ -12,18 +12,22 @@ torch_native, triton, flashinfer, flashinfer_mla and flashattention (fa3), and t
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_ssd.draft_server.drawing import draft_draw, joined, to_host
+from sglang_ssd.draft_server.edits import Edit, Entries, Forks
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
 from sglang_ssd.draft_server.token_map import load_token_map
+from sglang_ssd.draft_server.transfer import to_device
 from sglang_ssd.sampling.candidates import find_candidates
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BLACKWELL_DATACENTER = 10
 
@@ -44,6 +48,7 @@ class SGLangEngine:
         config = self._runner.model_config
         self._device = torch.device(self._runner.device)
         self._table: Tensor = self._runner.req_to_token_pool.req_to_token
+        self._edits: list[Edit] = []
         self._token_map = _mapped(settings, config.vocab_size, self._device)
         self._candidates = min(
             settings.candidates, config.vocab_size if self._token_map is None else len(self._token_map)
@@ -58,15 +63,12 @@ class SGLangEngine:
             logger.warning("Memory holds %d of the %d tokens of KV asked for.", self.limits.slots, settings.slots)
 
     def write(self, rows: Ints, positions: Ints, slots: Ints) -> None:
-        """Set ``table[rows[i], positions[i]] = slots[i]``."""
-        self._enter(*self._to_device(rows + 1, positions, slots))
+        """Set ``table[rows[i], positions[i]] = slots[i]`` before the next forward."""
+        self._edits.append(Entries.of(rows + 1, positions, slots))
 
     def fork(self, sources: Ints, lengths: Ints, targets: Ints) -> None:
-        """Set ``table[targets[i], :lengths[i]] = table[sources[i], :lengths[i]]``."""
-        width = int(lengths.max(initial=0))
-        source, length, target = self._to_device(sources + 1, lengths, targets + 1)
-        inside = torch.arange(width, device=self._device) < length[:, None]
-        self._table[target, :width] = torch.where(inside, self._table[source, :width], self._table[target, :width])
+        """Set ``table[targets[i], :lengths[i]] = table[sources[i], :lengths[i]]`` before the next forward."""
+        self._edits.append(Forks.of(sources + 1, lengths, targets + 1))
 
     @torch.no_grad()
     def decode(self, batch: Rows) -> Candidates:
@@ -75,39 +77,33 @@ class SGLangEngine:
         A batch larger than the table is run in several forwards; order within it is kept.
         """
         starts = range(0, len(batch), self.limits.rows)
-        return joined([self._decode_part(batch, slice(start, start + self.limits.rows)) for start in starts])
+        return joined([self._decode_part(batch.part(slice(start, start + self.limits.rows))) for start in starts])
 
     @torch.no_grad()
     def extend(self, row: int, start: int, tokens: Ints, slots: Ints) -> None:
         """Forward one prefill chunk: ``tokens`` at positions ``start, start+1, ...`` of ``row`` into ``slots``."""
         count = len(tokens)
-        rows = np.full(count, row + 1)
-        rows_, positions, tokens_, slots_ = self._to_device(rows, np.arange(start, start + count), tokens, slots)
-        self._enter(rows_, positions, slots_)
+        entries = Entries.of(np.full(count, row + 1), np.arange(start, start + count), slots)
+        entries, ids = self._bring(entries, torch.from_numpy(tokens))
         fields = _extend_fields(start, count, self._device)
-        self._forward(_batch(rows_[:1], torch.tensor([start + count]), tokens_, slots_, positions, **fields))
+        length = torch.tensor([start + count])
+        self._forward(_batch(entries.rows[:1], length, ids, entries.slots, entries.positions, **fields))
 
-    def _decode_part(self, batch: Rows, part: slice) -> Candidates:
-        """Candidates of some rows."""
-        columns = (batch.rows + 1, batch.positions, batch.tokens, batch.slots, batch.seeds)
-        wide = batch.temperatures.astype(np.float64).view(np.int64)
-        rows, positions, tokens, slots, seeds, bits = self._to_device(*(c[part] for c in (*columns, wide)))
-        self._enter(rows, positions, slots)
-        lengths = torch.from_numpy(batch.positions[part] + 1)
-        logits = self._forward(_batch(rows, lengths, tokens, slots, positions))
-        terms = None if batch.terms is None else batch.terms[part]
-        draw = draft_draw(bits.view(torch.float64).float(), seeds, positions, terms)
+    def _decode_part(self, batch: Rows) -> Candidates:
+        """Candidates of at most as many rows as the table has."""
+        entries = Entries.of(batch.rows + 1, batch.positions, batch.slots)
+        entries, (ids, draw) = self._bring(entries, (torch.from_numpy(batch.tokens), draft_draw(batch)))
+        lengths = torch.from_numpy(batch.positions + 1)
+        logits = self._forward(_batch(entries.rows, lengths, ids, entries.slots, entries.positions))
         return to_host(find_candidates(logits, draw, self._candidates, self._token_map))
 
-    def _to_device(self, *columns: Ints) -> Tensor:
-        """Host arrays [B] as one int64 tensor [columns, B]: one copy."""
-        packed = torch.from_numpy(np.stack(columns).astype(np.int64))
-        if self._device.type == "cuda":
-            return packed.pin_memory().to(self._device, non_blocking=True)
-        return packed
-
-    def _enter(self, rows: Tensor, positions: Tensor, slots: Tensor) -> None:
-        self._table[rows, positions] = slots.to(self._table.dtype)
+    def _bring(self, entries: Entries, more: T) -> tuple[Entries, T]:
+        """What a forward needs on the device, and the table as it is to be: one copy for all."""
+        edits, entries, more = to_device((tuple(self._edits), entries, more), self._device)
+        self._edits.clear()
+        for edit in (*edits, entries):
+            edit.apply(self._table)
+        return entries, more
 
     def _forward(self, batch: Any) -> Tensor:  # noqa: ANN401 - sglang's ForwardBatch
         self._runner.kv_index_translator.bind_own_plan(batch)

@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from sglang_ssd.draft_server.drawing import draft_draw, to_host
+from sglang_ssd.draft_server.edits import Edit, Entries, Forks
 from sglang_ssd.draft_server.engine import Candidates, EngineLimits, EngineSettings, Ints, Rows
 from sglang_ssd.draft_server.rope import rope_tables, rotate
 from sglang_ssd.draft_server.token_map import load_token_map
+from sglang_ssd.draft_server.transfer import to_device
 from sglang_ssd.sampling.candidates import find_candidates
 
 
@@ -63,21 +65,16 @@ class TorchEngine:
 
     def write(self, rows: Ints, positions: Ints, slots: Ints) -> None:
         """See DraftEngine."""
-        self._table[self._put(rows), self._put(positions)] = self._put(slots).int()
+        self._change(Entries.of(rows, positions, slots))
 
     def fork(self, sources: Ints, lengths: Ints, targets: Ints) -> None:
         """See DraftEngine."""
-        longest = int(lengths.max())
-        own = torch.arange(longest, device=self._device) >= self._put(lengths)[:, None]
-        target_rows = self._put(targets)
-        copied = self._table[self._put(sources), :longest]
-        self._table[target_rows, :longest] = torch.where(own, self._table[target_rows, :longest], copied)
+        self._change(Forks.of(sources, lengths, targets))
 
     def decode(self, batch: Rows) -> Candidates:
         """See DraftEngine."""
         logits = self.logits(batch)
-        temperatures = torch.from_numpy(batch.temperatures).to(self._device)
-        draw = draft_draw(temperatures, self._put(batch.seeds), self._put(batch.positions), batch.terms)
+        draw = to_device(draft_draw(batch), self._device)
         return to_host(find_candidates(logits, draw, self._count, self._token_map))
 
     @torch.inference_mode()
@@ -103,6 +100,9 @@ class TorchEngine:
         index = self._table[row, : start + len(tokens)].long()[None]  # [1, reach]
         visible = torch.arange(start + len(tokens), device=self._device) <= positions[:, None]  # [n, reach]
         self._layers_over(tokens, positions, slots, index, visible[None])
+
+    def _change(self, edit: Edit) -> None:
+        to_device(edit, self._device).apply(self._table)
 
     def _layers_over(self, tokens: Ints, positions: Tensor, slots: Ints, index: Tensor, visible: Tensor) -> Tensor:
         """Hidden states [n, hidden] of ``tokens``.

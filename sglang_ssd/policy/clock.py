@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 _NEWEST = 0.2
 """Weight of the newest sample in its estimate."""
+_PACE_NEWEST = 0.3
+"""Quick, for what it takes for a change of pace goes into one size only, and its noise is in all alike."""
+_SLOWLY = 1 / 64
+"""The least weight of a sample in what a size of forward takes: the pace follows the machine, this need not."""
 _NEAR = 8
 
 
@@ -44,30 +49,48 @@ class StepClock:
             self._estimates.clear()
 
 
+@dataclass
+class _Forward:
+    """What a forward takes at the usual pace, from so many samples."""
+
+    seconds: float
+    samples: int = 1
+
+
 class VerifyClock:
-    """Seconds of the target's forward, by batch size and width (draft positions + 1)."""
+    """Seconds of the target's forward, by batch size and width (draft positions + 1).
+
+    A machine is slower for a while and faster again, and every forward tells it, whatever its size. So the *pace* is
+    kept apart from what each size takes: sizes that were measured at different times still compare.
+    """
 
     def __init__(self) -> None:
-        self._by_batch: dict[int, dict[int, float]] = {}
+        self._by_batch: dict[int, dict[int, _Forward]] = {}
         self._estimates: dict[tuple[int, int], float] = {}
+        self._pace = 1.0
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         """Count one forward."""
         by_width = self._by_batch.setdefault(batch, {})
-        before = by_width.get(width, seconds)
-        # A stall of the machine says little about the next forward.
-        sample = min(seconds, 3 * before)
-        by_width[width] = before + (sample - before) * _NEWEST
         self._estimates.clear()
+        known = by_width.get(width)
+        if known is None:
+            by_width[width] = _Forward(seconds / self._pace)
+            return
+        # A stall of the machine says little about the next forward.
+        sample = min(seconds, 2 * known.seconds * self._pace)
+        self._pace += _PACE_NEWEST * (sample / known.seconds - self._pace)
+        known.samples += 1
+        known.seconds += max(1 / known.samples, _SLOWLY) * (sample / self._pace - known.seconds)
 
-    def knows_near(self, batch: int, width: int) -> bool:
-        """Whether it was seen with this batch size or one that differs by an eighth at most."""
+    def samples_near(self, batch: int, width: int) -> int:
+        """How often it was seen with this batch size or one that differs by an eighth at most."""
         near = (self._by_batch[size] for size in self._by_batch if abs(size - batch) * _NEAR <= batch)
-        return any(width in by_width for by_width in near)
+        return sum(by_width[width].samples for by_width in near if width in by_width)
 
     def points(self) -> dict[int, dict[int, float]]:
-        """Seconds of every batch size and width seen so far."""
-        return {batch: dict(sorted(by_width.items())) for batch, by_width in sorted(self._by_batch.items())}
+        """Seconds of every batch size and width seen so far, at the present pace."""
+        return {batch: self._seconds(batch) for batch in sorted(self._by_batch)}
 
     def estimate(self, batch: int, width: int) -> float:
         """Of the nearest batch size seen so far, along a line through its widths; 0.0 before the first forward."""
@@ -75,8 +98,11 @@ class VerifyClock:
             return 0.0
         if (batch, width) not in self._estimates:
             nearest = min(self._by_batch, key=lambda size: (abs(size - batch), size))
-            self._estimates[batch, width] = _along(self._by_batch[nearest], width)
+            self._estimates[batch, width] = _along(self._seconds(nearest), width)
         return self._estimates[batch, width]
+
+    def _seconds(self, batch: int) -> dict[int, float]:
+        return {width: self._pace * known.seconds for width, known in sorted(self._by_batch[batch].items())}
 
 
 def _along(by_width: Mapping[int, float], width: int) -> float:

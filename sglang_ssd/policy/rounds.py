@@ -17,12 +17,14 @@ from sglang_ssd.policy.running import RunningMean, RunningShare
 from sglang_ssd.policy.worth import expected_tokens
 
 LONGEST_RULE = 32
-_KEEP = 1.03
+_KEEP = 1.01
 """What must be gained to leave the present K."""
 _LEAST_GAIN = 1.01
 """What speculation must promise over none: chances never fall to 0, so it always promises a little."""
 _PLAIN_AT_LEAST_EVERY = 256
 """Rounds; what no speculation would be worth is measured now and then."""
+_PLAIN_SAMPLES, _BETWEEN_PLAIN_SAMPLES = 3, 4
+"""The first samples come sooner, for one alone may have met a bad moment; and the rounds between these."""
 _LOOK_ROWS, _LONGEST_LOOK = 12, 3
 """Answers that one look from K = 0 is after, and its rounds at most."""
 _BLIND = 2
@@ -121,7 +123,7 @@ class RoundPolicy:
         if not self._adaptive:
             return self._most
         mine = self._of(batch)
-        if self._plain_is_due(mine, batch):
+        if mine.num_steps and self._plain_is_due(mine, batch):
             return 0
         if mine.looking:
             mine.looking -= 1
@@ -205,8 +207,9 @@ class RoundPolicy:
         through wider forwards does not tell.
         """
         mine.since_plain += 1
-        unknown = self.verify_clock.estimate(batch, 1) > 0 and not self.verify_clock.knows_near(batch, 1)
-        if not unknown and mine.since_plain <= _PLAIN_AT_LEAST_EVERY:
+        samples = self.verify_clock.samples_near(batch, 1)
+        pause = _PLAIN_AT_LEAST_EVERY if samples >= _PLAIN_SAMPLES else _BETWEEN_PLAIN_SAMPLES * min(samples, 1)
+        if mine.since_plain <= pause or not self.verify_clock.estimate(batch, 1):
             return False
         mine.since_plain = 0
         return True

@@ -7,17 +7,18 @@ computes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_ssd.sampling.contest import contest
 from sglang_ssd.sampling.filters import Filters, filter_mask
 from sglang_ssd.sampling.noise import NoiseTable, gumbel
 
-_LOGITS_AT_A_TIME = 4 * 49_152
+_LOGITS_AT_A_TIME, _CONTEST_AT_A_TIME = 4 * 49_152, 16 * 49_152
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DrawParameters:
     positions: Tensor  # int64 [S], index of the token whose logits these are
     filters: Filters | None = None  # of the S rows; None: no filter of theirs can cut
 
-    def part(self, rows: slice) -> DrawParameters:
+    def part(self, rows: slice | Tensor) -> DrawParameters:
         """Of these of the S rows, which then are all the rows there are."""
         filters = self.filters
         if filters is not None:
@@ -38,6 +39,12 @@ class DrawParameters:
         chosen = self.seeds[rows]
         everyone = torch.arange(len(chosen), device=chosen.device)
         return DrawParameters(everyone, self.temperatures[rows], chosen, self.positions[rows], filters)
+
+    def of(self, rows: Tensor) -> DrawParameters | None:
+        """As if ``rows``, int64 [R] of the batch, were the batch; None when none of them samples."""
+        places = torch.searchsorted(self.rows, rows).clamp_(max=len(self.rows) - 1)
+        sampling = (self.rows[places] == rows).nonzero().squeeze(-1)
+        return replace(self.part(places[sampling]), rows=sampling) if len(sampling) else None
 
 
 def draw(logits: Tensor, parameters: DrawParameters | None, noise: NoiseTable) -> Tensor:
@@ -63,24 +70,29 @@ def draw(logits: Tensor, parameters: DrawParameters | None, noise: NoiseTable) -
 
 def _draw_all(logits: Tensor, parameters: DrawParameters, noise: NoiseTable) -> Tensor:
     """Of S rows that all sample. A CPU takes a few at a time, which stay in its cache: 160 rows cost half then."""
-    on_cpu = logits.device.type == "cpu"
-    size = max(1, _LOGITS_AT_A_TIME // logits.shape[-1] if on_cpu else len(logits))
+    size = len(logits)
+    if logits.device.type == "cpu":
+        together = _CONTEST_AT_A_TIME if parameters.filters is None else _LOGITS_AT_A_TIME
+        size = max(1, together // logits.shape[-1])
     parts = [slice(at, at + size) for at in range(0, len(logits), size)]
-    drawn = [
-        sample(
-            log_distribution(logits[part], parameters.part(part)),
-            parameters.seeds[part],
-            parameters.positions[part],
-            noise,
-        )
-        for part in parts
-    ]
+    drawn = [_draw_part(logits[part], parameters.part(part), noise) for part in parts]
     return torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64, device=logits.device)
+
+
+def _draw_part(logits: Tensor, parameters: DrawParameters, noise: NoiseTable) -> Tensor:
+    key = (parameters.seeds, parameters.positions)
+    if logits.device.type == "cpu" and parameters.filters is None:
+        return contest(_softmax(logits, parameters), *key, noise.rough)
+    return sample(log_distribution(logits, parameters), *key, noise)
+
+
+def _softmax(logits: Tensor, parameters: DrawParameters) -> Tensor:
+    return torch.softmax(logits.float() / parameters.temperatures[:, None], dim=-1)
 
 
 def log_distribution(logits: Tensor, parameters: DrawParameters) -> Tensor:
     """``log p`` of the S sampling rows, float32 [S, V]: -inf where a filter cut, and then not normalised again."""
-    p = torch.softmax(logits.float() / parameters.temperatures[:, None], dim=-1)
+    p = _softmax(logits, parameters)
     log_p = p.log()
     if parameters.filters is None:
         return log_p

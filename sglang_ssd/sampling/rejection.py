@@ -58,13 +58,13 @@ class SupportRule:
     reach: int
 
     @classmethod
-    def of(cls, rows: list[tuple[int, int, float]], device: torch.device | str = "cpu") -> SupportRule:
+    def of(cls, rows: list[tuple[int, int, float]]) -> SupportRule:
         """From M, F and C of every row."""
         sizes, top_fs, cs = zip(*rows, strict=True)
         return cls(
-            torch.tensor(sizes).to(device, non_blocking=True),
-            torch.tensor(top_fs).to(device, non_blocking=True),
-            torch.tensor(cs, dtype=torch.float32).to(device, non_blocking=True),
+            torch.tensor(sizes),
+            torch.tensor(top_fs),
+            torch.tensor(cs, dtype=torch.float32),
             width=max(sizes),
             reach=max(size + top_f for size, top_f, _ in rows),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sglang_ssd.sampling.accept import accepted_lengths
@@ -21,7 +22,12 @@ def judge(logits: Tensor, window: Window, parameters: DrawParameters | None, noi
         noise: for at least V tokens.
 
     """
-    if window.support is None or parameters is None:
+    if parameters is None:
+        return _agreement(logits.argmax(-1), window)
+    if window.support is None:
+        # A GPU draws all rows at once; a CPU pays for every row and can look at what it drew.
+        if logits.device.type == "cpu":
+            return _agreement_by_columns(logits, window, parameters, noise)
         return _agreement(draw(logits, parameters, noise), window)
     verdict = _agreement(logits.argmax(-1), window)
     width = window.width
@@ -40,3 +46,20 @@ def _agreement(draws: Tensor, window: Window) -> Verdict:
     draws = draws.view(-1, window.width)
     accepted = accepted_lengths(window.drafts, draws, window.verified_lens)
     return Verdict(accepted, draws.gather(1, accepted[:, None]).squeeze(1))
+
+
+def _agreement_by_columns(logits: Tensor, window: Window, parameters: DrawParameters, noise: NoiseTable) -> Verdict:
+    """The same verdict, but a position is drawn only behind an accepted draft."""
+    agreeing = torch.arange(len(window.drafts))
+    accepted, bonus = torch.zeros_like(agreeing), torch.zeros_like(agreeing)
+    for column in range(window.width):
+        rows = agreeing * window.width + column
+        accepted[agreeing] = column
+        bonus[agreeing] = draws = draw(logits[rows], parameters.of(rows), noise)
+        if column == window.width - 1:
+            break
+        agreed = (draws == window.drafts[agreeing, column]) & (column < window.verified_lens[agreeing])
+        agreeing = agreeing[agreed]
+        if not len(agreeing):
+            break
+    return Verdict(accepted, bonus)

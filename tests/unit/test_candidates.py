@@ -13,6 +13,7 @@ from sglang_ssd.sampling.candidates import Found, find_candidates
 from sglang_ssd.sampling.draw import DrawParameters, draw
 from sglang_ssd.sampling.filters import Filters
 from sglang_ssd.sampling.noise import NoiseTable
+from tests.support import rows_by
 
 ROWS, VOCAB = 200, 1000
 POSITIONS = torch.arange(ROWS) + 3
@@ -38,12 +39,7 @@ def sampling(temperature: float, seed: int, bias: dict[int, float] | None = None
 
 
 def find(logits: torch.Tensor, terms: list[Terms], count: int = 8, token_map: torch.Tensor | None = None) -> Found:
-    temperatures = torch.tensor([row.temperature for row in terms], dtype=torch.float32)
-    seeds = torch.tensor([row.seed for row in terms])
-    plain = all(row.plain for row in terms)
-    return find_candidates(
-        logits, draft_draw(temperatures, seeds, POSITIONS, None if plain else terms), count, token_map
-    )
+    return find_candidates(logits, draft_draw(rows_by(terms, POSITIONS.numpy())), count, token_map)
 
 
 def targets_draw(logits: torch.Tensor, terms: list[Terms]) -> torch.Tensor:

@@ -59,6 +59,32 @@ def test_a_stall_of_the_machine_moves_an_estimate_little():
     assert clock.estimate(1, 1) < 0.15
 
 
+def test_a_machine_that_slows_down_slows_all_forwards():
+    """Sizes seen at different times keep their ratio, and one noisy sample does not move it for long."""
+    clock = VerifyClock()
+    for width, seconds in ((1, 0.100), (3, 0.120)):
+        for _ in range(10):
+            clock.observe(8, width, seconds)
+    for _ in range(100):
+        clock.observe(8, 1, 0.200)
+    assert clock.estimate(8, 1) == pytest.approx(0.200, rel=0.01)
+    assert clock.estimate(8, 3) == pytest.approx(0.240, rel=0.15)
+    clock.observe(8, 3, 0.290)
+    for _ in range(10):
+        clock.observe(8, 1, 0.200)
+    assert clock.estimate(8, 3) == pytest.approx(0.240, rel=0.15)
+    clock.observe(16, 1, 0.300)  # a size that is new was seen at the present pace
+    assert clock.estimate(16, 1) == pytest.approx(0.300)
+
+
+def test_a_size_that_has_changed_against_the_others_is_learnt():
+    clock = VerifyClock()
+    for round_ in range(600):
+        clock.observe(1, 1, 0.100)
+        clock.observe(1, 2, 0.110 if round_ < 100 else 0.180)
+    assert clock.estimate(1, 2) / clock.estimate(1, 1) == pytest.approx(1.8, rel=0.02)
+
+
 def test_a_step_is_not_begun_when_an_outcome_is_about_to_come():
     expected = Expected(at_s=10.0, verify_s=4.0)
     assert expected.leaves_time(9.9, 1.0, planned=True)

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_ssd.sampling.accept import accepted_lengths
+from sglang_ssd.sampling.contest import contenders, contest
 from sglang_ssd.sampling.draw import DrawParameters, draw, sample
 from sglang_ssd.sampling.filters import TOP_K_ALL, Filters, filter_mask
-from sglang_ssd.sampling.noise import NoiseTable, gumbel
+from sglang_ssd.sampling.noise import NoiseTable, as_unsigned, gumbel
 from sglang_ssd.sampling.penalties import PenaltyRow, apply_penalties
+from sglang_ssd.sampling.rough_noise import RoughNoise, finished
 from sglang_ssd.sampling.seeds import derive_seed
 from tests.unit.reference_draw import reference_mask, reference_scores
 from tests.unit.test_noise import MASK, murmur3_reference
@@ -151,6 +153,46 @@ def test_noise_for_the_possible_tokens_only_gives_the_same_draw(dtype: torch.dty
     dense = gumbel(NOISE.bits(seeds, positions, 300)) + log_weights
     assert torch.equal(sample(log_weights, seeds, positions, NOISE), dense.argmax(-1))
     assert int(sample(torch.full((1, 300), -torch.inf), seeds[:1], positions[:1], NOISE)) == 0
+
+
+def test_the_contest_of_a_large_vocabulary_is_won_by_the_best_score() -> None:
+    """Rows from flat to certain; contenders are all that may win, and few where p is not flat: that is the gain."""
+    generator = torch.Generator().manual_seed(9)
+    spread = torch.linspace(0, 12, 64)[:, None]
+    p = torch.softmax(torch.randn(64, 49_152, generator=generator) * spread, dim=-1)
+    p[5, ::2], p[6, :40_000] = 0.0, 0.0
+    seeds, positions = torch.arange(64) * 7919 - 100, torch.arange(64) * 31
+    scores = gumbel(NOISE.bits(seeds, positions, 49_152)) + p.log()
+    assert torch.equal(contest(p, seeds, positions, NOISE.rough), scores.argmax(-1))
+    room = np.empty((2, 49_152), dtype=np.float32)
+    for row, state in enumerate(NOISE.rough.states(seeds, positions)):
+        favourite = int(p[row].argmax())
+        passed = contenders(p[row].numpy(), favourite, NOISE.rough.row(state, 49_152), tuple(room))
+        able = (scores[row] >= scores[row, favourite]).nonzero().squeeze(-1)
+        assert set(able.tolist()) <= set(passed.tolist())
+        assert row < 8 or len(passed) < 1.2 * len(able) + 8
+
+
+@pytest.mark.parametrize("bits", [0, 2**16, 2**31, 2**32 - 1])
+def test_the_lowest_id_wins_a_tie_of_the_contest(bits: int) -> None:
+    """Every token has the same noise, at either end of it too; the likeliest two are equal."""
+    p = torch.full((1, 300), 1e-4)
+    p[0, [250, 3, 7]] = torch.tensor([0.4, 0.1, 0.4])
+
+    class SameNoise(RoughNoise):
+        def row(self, _: np.uint32, width: int) -> np.ndarray:
+            return np.full(width, bits ^ (bits >> 16), dtype=np.uint32)
+
+    assert int(contest(p, torch.tensor([1]), torch.tensor([2]), SameNoise(NOISE.prepared))) == 7
+
+
+def test_rough_bits_become_the_noise_s_own() -> None:
+    seeds, positions = torch.tensor([3, -(2**63), 2**62 + 11]), torch.tensor([0, 2**31 - 1, 77])
+    exact = NOISE.bits(seeds, positions, 5000)
+    for state, bits in zip(NOISE.rough.states(seeds, positions), exact, strict=True):
+        rough = NOISE.rough.row(state, 5000)
+        assert torch.equal(finished(rough), bits)
+        assert np.array_equal(rough >> 16, as_unsigned(bits).numpy() >> 16)
 
 
 def test_the_lowest_id_wins_a_tie_among_few_possible_tokens() -> None:

@@ -29,6 +29,7 @@ from sglang_ssd.protocol import pack_floats, pack_tokens, unpack_floats
 from sglang_ssd.sampling.candidates import DraftDraw, find_candidates
 from tests.models import make_llama
 from tests.remote_engine import RemoteEngine, engine_process, ints
+from tests.support import rows_by
 
 pytestmark = pytest.mark.server
 
@@ -215,7 +216,7 @@ def test_rows_of_a_forward_go_each_by_its_own_terms(engine: RemoteEngine, refere
     )
     found = engine.decode(batch)
     logits = reference(tokens)[-1:].expand(3, -1)
-    draw = draft_draw(torch.tensor([0.0, 0.8, 0.8]), torch.tensor([0, 5, 5]), torch.full((3,), 9), terms)
+    draw = draft_draw(rows_by(terms, np.full(3, 9)))
     expected = to_host(find_candidates(logits, draw, VOCAB))
     assert expected.ids[0, 0] == 77
     assert len(found.samples) == ROWS

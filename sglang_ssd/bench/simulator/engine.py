@@ -94,7 +94,7 @@ class VirtualEngine:
         """See DraftEngine."""
         self.write(batch.rows, batch.positions, batch.slots)
         self._place(batch.rows, batch.positions, batch.tokens, batch.slots)
-        self._clock.advance(self._times.step(len(batch)))
+        self._clock.advance(self._times.step(len(batch), self._clock.time))
         self.rows += len(batch)
         behind = self._row_behind[batch.slots].astype(np.int64)
         ids = behind[:, None] * (self._language.trace.candidates + 1) + self._ranks
@@ -106,7 +106,7 @@ class VirtualEngine:
         rows = np.full_like(positions, row)
         self.write(rows, positions, slots)
         self._place(rows, positions, tokens, slots)
-        self._clock.advance(self._times.step(len(tokens)))
+        self._clock.advance(self._times.step(len(tokens), self._clock.time))
 
     def _place(self, rows: Ints, positions: Ints, tokens: Ints, slots: Ints) -> None:
         """Find the trace row behind every token; those of one sequence build on one another, in rising positions."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from sglang_ssd.bench.simulator.synthetic import Synthetic, synthetic_trace
 from sglang_ssd.bench.simulator.trace import Trace, shipped_trace
+from sglang_ssd.bench.simulator.weather import Weather
 
 PACKAGE = "sglang_ssd.bench.simulator"
 
@@ -95,20 +96,24 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
 @dataclass(frozen=True)
 class Times:
-    """A profile's curves in seconds, with a draft that is ``slow`` times slower."""
+    """A profile's curves in seconds, with a draft that is ``slow`` times slower, in any weather."""
 
     profile: Profile
     slow: float = 1.0
+    weather: Weather | None = None
 
-    def verify(self, batch: int, width: int) -> float:
-        """A target forward of ``batch`` requests, ``width`` tokens each."""
+    def verify(self, batch: int, width: int, at: float = 0.0) -> float:
+        """A target forward of ``batch`` requests, ``width`` tokens each, that begins ``at`` a time."""
         by_width = [_line(self.profile.widths, row, width) for row in self.profile.verify_ms]
-        return _line(self.profile.batches, by_width, batch) / 1e3
+        return self._weather(at) * _line(self.profile.batches, by_width, batch) / 1e3
 
-    def step(self, rows: int) -> float:
-        """A draft forward."""
+    def step(self, rows: int, at: float = 0.0) -> float:
+        """A draft forward that begins ``at`` a time."""
         sizes, times = zip(*self.profile.step_ms, strict=True)
-        return self.slow * _line(sizes, times, rows) / 1e3
+        return self._weather(at) * self.slow * _line(sizes, times, rows) / 1e3
+
+    def _weather(self, at: float) -> float:
+        return 1.0 if self.weather is None else self.weather.at(at)
 
     def draft_host(self, rows: int) -> float:
         """The draft server's own work around a forward."""

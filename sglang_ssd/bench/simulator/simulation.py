@@ -13,6 +13,7 @@ from sglang_ssd.bench.simulator.engine import Language
 from sglang_ssd.bench.simulator.profile import Profile
 from sglang_ssd.bench.simulator.target import Crowd, Tally, Target
 from sglang_ssd.bench.simulator.trace import Trace
+from sglang_ssd.bench.simulator.weather import Weather
 from sglang_ssd.config import SSDConfig
 from sglang_ssd.draft_server.engine import EngineLimits
 from sglang_ssd.protocol import PROTOCOL_VERSION, Hello, Sampling
@@ -25,8 +26,8 @@ _ROWS_PER_SESSION = 32
 class Load:
     """What is asked: ``batch`` requests at a time of ``new_tokens`` each, at one temperature; ``slow`` times the
     profile's draft. Lookahead and fan-out are the profile's unless given; ``options`` are any others of ours, as
-    (name, value). Every mode makes ``tokens`` for each place in the batch, after ``warm_up`` that do not count, so that
-    all of them go through the same texts.
+    (name, value). ``weather`` seeds a machine whose speed changes. Every mode makes ``tokens`` for each place in the
+    batch, after ``warm_up`` that do not count, so that all of them go through the same texts.
     """
 
     batch: int = 1
@@ -39,6 +40,7 @@ class Load:
     seed: int = 0
     warm_up: int = 60
     tokens: int = 400
+    weather: int | None = None
 
     def at(self, batch: int, temperature: float) -> Load:
         """The same with other requests."""
@@ -48,7 +50,8 @@ class Load:
 def simulate(profile: Profile, mode: str, load: Load) -> Tally:
     """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic. Raises ConfigError for options that make no sense."""
     language = _language(profile.trace(load.temperature))
-    times = replace(profile.times, slow=load.slow)
+    weather = None if load.weather is None else Weather(load.weather)
+    times = replace(profile.times, slow=load.slow, weather=weather)
     crowd = Crowd(language, load.batch, load.new_tokens, load.seed)
     num_steps = load.num_steps or profile.num_steps
     given: dict[str, Any] = {"fan_out": load.fan_out or profile.fan_out, **dict(load.options)}

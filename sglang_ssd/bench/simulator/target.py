@@ -133,7 +133,7 @@ class Target:
         requests = self._crowd.requests
         answers = self._collect(requests)
         width = 1 + max(len(answer.proposed.tokens) for answer in answers)
-        seconds = self._times.verify(len(requests), width)
+        seconds = self._times.verify(len(requests), width, self._clock.time)
         self._clock.advance(seconds)
         self._settling = [self._verify(request, answer) for request, answer in zip(requests, answers, strict=True)]
         self._collector.forwarded(len(requests), width, seconds)
