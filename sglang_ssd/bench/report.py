@@ -66,6 +66,7 @@ class Page:
 
     def __init__(self, results: Sequence[Results]) -> None:
         self.run = results[0]
+        self.commands = [each.header["command"] for each in results]
         every = [record for each in results for record in each.blocks]
         self.points = points(record for record in self.run.blocks if not is_sweep(record))
         self.closed = closed(self.points)
@@ -97,7 +98,7 @@ class Page:
         versions = ", ".join(f"{name} {number}" for name, number in header["versions"].items())
         lines = [
             "# Benchmarks",
-            f"Made by `python -m sglang_ssd.bench report` from the results of\n\n    {header['command']}",
+            "Made by `python -m sglang_ssd.bench report` from the results of\n\n    " + "\n    ".join(self.commands),
             fill(f"{self.kind}; {versions}. {self._models()}", _WIDTH),
             *(fill(doubt, _WIDTH) for doubt in self._doubts()),
             fill(_READING, _WIDTH),

@@ -179,6 +179,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     plan = PLANS[options.plan]
     if options.batches or options.temperatures:
         plan = _with_grid(plan, options)
+    elif options.blocks:
+        raise ValueError("--blocks says how many of each cell: give --batches or --temperatures too.")
     if options.rates:
         count = options.requests
         open_cells = tuple(Cell(count, 0.0, options.tokens or 32, 1, options.data_set, rate) for rate in options.rates)

@@ -193,15 +193,15 @@ def _sweep_row(point: Point, samples: Samples) -> list[object]:
 
 
 def miss_points(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """(fan-out, share of rounds that were no hits) of a sweep of the fan-out."""
-    found = []
+    """(fan-out, share of rounds that were no hits) of the longest sweep of the fan-out, other settings equal."""
+    found: dict[str, list[tuple[float, float]]] = {}
     for point in points:
         for name, samples in point.variants.items():
-            value = name.removeprefix("fan-out=").split()[0]
+            value, _, others = name.removeprefix("fan-out=").partition(" ")
             hits = samples.hit_rate()
             if name.startswith("fan-out=") and hits is not None:
-                found.append((float(value), 1 - hits))
-    return sorted(found)
+                found.setdefault(others, []).append((float(value), 1 - hits))
+    return sorted(max(found.values(), key=len, default=[]))
 
 
 def miss_law(points: Sequence[Point]) -> tuple[float, float] | None:

@@ -17,6 +17,7 @@ from sglang_ssd.bench.prompts import MIXED, Prompt, Prompts
 from sglang_ssd.bench.results import Results, ResultsError
 from sglang_ssd.bench.schedule import Block, blocks_in_turn, variants_of
 from sglang_ssd.bench.settings import FULL, PLANS, SHORT, Cell, Plan, parse_sweep
+from sglang_ssd.bench.tables import miss_law, miss_points
 
 PLAN = Plan("test", (Cell(1, 0.0, 16, 4), Cell(2, 0.0, 16, 2), Cell(1, 1.0, 16, 4)), 1.0, (1, 2, 3))
 HEADER = {
@@ -217,6 +218,16 @@ def test_a_busy_machine_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Other processes used 0.70 cores" in capsys.readouterr().out
 
 
+def test_the_miss_law_is_of_one_sweep_only() -> None:
+    """Servers with other settings, whose fan-out happens to be named too, are no points of it."""
+    cell = PLAN.cells[0]
+    hits = {"fan-out=1 wait=full": 2, "fan-out=4 wait=full": 6, "fan-out=8": 9}
+    records = [speculated(cell, 0, name, 2.0, 0.4, hits=count) for name, count in hits.items()]
+    assert miss_points(points(records)) == [(1.0, 0.8), (4.0, 0.4)]
+    constant, exponent = miss_law(points(records)) or (0.0, 0.0)
+    assert (constant, exponent) == (pytest.approx(0.8), pytest.approx(0.5))
+
+
 def test_sweeps_name_flags() -> None:
     sweep = parse_sweep("fan-out=1,2;wait=full")
     assert sweep.variants() == [
@@ -236,6 +247,11 @@ def test_plans_fit_their_budgets_by_construction() -> None:
     assert {cell.temperature for cell in FULL.cells} == {0.0, 0.7, 1.0}
     assert all(cell.blocks >= 5 for plan in (SHORT, FULL) for cell in plan.cells if cell.batch == 1)
     assert json.loads(json.dumps(FULL.as_json()))["name"] in PLANS
+
+
+def test_blocks_without_a_grid_would_change_nothing_so_they_are_refused() -> None:
+    with pytest.raises(ValueError, match="give --batches"):
+        run._plan(run._parser().parse_args(["--plan", "full", "--blocks", "5"]))
 
 
 def test_the_command_line_changes_the_plan() -> None:

@@ -160,6 +160,16 @@ def test_what_no_speculation_costs_is_measured_for_every_size():
     assert policy.num_steps(8) == 0
 
 
+def test_one_forward_without_drafts_may_have_met_a_bad_moment_so_there_are_three():
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    teach(policy, 8, {5: 0.110})
+    chosen = []
+    for _ in range(60):
+        chosen.append(policy.num_steps(8))
+        policy.forwarded(8, chosen[-1] + 1, 0.1 + 0.0025 * chosen[-1])
+    assert [i for i, k in enumerate(chosen) if k == 0] == [0, 5, 10]
+
+
 def test_it_is_measured_again_now_and_then():
     policy = RoundPolicy(4, ALL, adaptive=True)
     teach(policy, 1, {1: 0.100, 5: 0.102})

@@ -96,7 +96,7 @@ def test_the_rows_shrink_as_the_draft_slows_down(batch):
 
 def test_the_lookahead_shrinks_as_the_batch_grows():
     drafts = [ssd(batch, 1.0).mean_drafts for batch in (1, 4, 32)]
-    assert drafts[0] > 1.5 * max(drafts[1:])
+    assert drafts[0] > 1.1 * max(drafts[1:])
 
 
 def test_a_draft_that_pays_is_worth_a_tenth_at_least():

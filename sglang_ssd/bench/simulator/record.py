@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from sglang_ssd.bench.exactness import PROMPTS
+from sglang_ssd.bench.prompts import MIXED, load_prompts
 from sglang_ssd.bench.simulator.reader import Reader, Shape
 from sglang_ssd.bench.simulator.texts import Author, Writing
 from sglang_ssd.bench.simulator.trace import Trace, trace_name
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.info("%d prompts at temperatures %s", len(prompts), options.temperatures)
     options.out.mkdir(parents=True, exist_ok=True)
     for trace in record(target, draft, prompts, ends, options):
-        path = options.out / trace_name("demo", trace.temperature)
+        path = options.out / trace_name("benchmark" if options.mixed else "demo", trace.temperature)
         trace.save(path)
         kilobytes = path.stat().st_size / 1e3
         said = f"{len(trace)} positions, acceptance {trace.acceptance:.3f}, {kilobytes:.0f} kB"
@@ -71,6 +72,9 @@ def _prompts(target: Path, options: argparse.Namespace) -> tuple[list[list[int]]
 
     tokenizer = AutoTokenizer.from_pretrained(target)
     source = Source(tokenizer, Frame.of(tokenizer))
+    if options.mixed:
+        mixed = load_prompts(tokenizer, options.data).take(MIXED, 0, options.mixed)
+        return [list(prompt.ids) for prompt in mixed], source.frame.ends
     chosen: list[list[int]] = []
     for texts in _texts(options.data):
         turns = [turn for turn in map(source.turn, texts) if len(turn) <= options.longest_prompt]
@@ -106,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", type=Path, help="checkpoint folder; default: the demo's target")
     parser.add_argument("--draft", type=Path, help="checkpoint folder; default: the demo's draft")
     parser.add_argument("--prompts", type=int, default=4, help="of each data set")
+    parser.add_argument("--mixed", type=int, help="so many of the benchmark's prompts instead, in its order")
     parser.add_argument("--longest-prompt", type=int, default=200, help="in tokens; longer ones are passed over")
     parser.add_argument("--tokens", type=int, default=92, help="of an answer")
     parser.add_argument("--num-steps", type=int, default=6, help="draft tokens of the longest chain")
