@@ -201,7 +201,8 @@ def miss_points(points: Sequence[Point]) -> list[tuple[float, float]]:
             hits = samples.hit_rate()
             if name.startswith("fan-out=") and hits is not None:
                 found.setdefault(others, []).append((float(value), 1 - hits))
-    return sorted(max(found.values(), key=len, default=[]))
+    longest: list[tuple[float, float]] = max(found.values(), key=len, default=[])
+    return sorted(longest)
 
 
 def miss_law(points: Sequence[Point]) -> tuple[float, float] | None:

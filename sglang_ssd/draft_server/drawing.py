@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_ssd.draft_server.engine import Candidates, Rows, Sample
 from sglang_ssd.draft_server.terms import Terms
@@ -31,9 +32,15 @@ def draft_draw(batch: Rows) -> DraftDraw:
 
 
 def to_host(found: Found) -> Candidates:
-    """One copy, and one more where rows sampled."""
-    ids, scores = np.split(torch.cat([found.ids.double(), found.scores.double()], dim=1).cpu().numpy(), 2, axis=1)
-    return Candidates(ids.astype(np.int64), scores.astype(np.float32), tuple(_samples_on_host(found)))
+    """One copy, samples included."""
+    tensors = [found.ids, found.scores]
+    if found.tokens is not None and found.support is not None:
+        tensors += [found.tokens, found.support.ids, found.support.q]
+    packed = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
+    arrays = [part.reshape(tensor.shape) for part, tensor in zip(np.split(packed, ends), tensors, strict=True)]
+    ids, scores, *sampled = arrays
+    return Candidates(ids.astype(np.int64), scores.astype(np.float32), tuple(_samples_on_host(*sampled)))
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:
@@ -47,15 +54,12 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
     )
 
 
-def _samples_on_host(found: Found) -> Iterable[Sample]:
-    if found.tokens is None or found.support is None:
-        return
-    columns = [found.tokens[:, None].double(), found.support.ids.double(), found.support.q.double()]
-    packed = torch.cat(columns, dim=1).cpu().numpy()
-    width = found.support.ids.shape[1]
-    ids, q = packed[:, 1 : width + 1].astype("<i4"), packed[:, width + 1 :].astype("<f4")
-    for row in range(len(packed)):
-        yield Sample(int(packed[row, 0]), ids[row].tobytes(), q[row].tobytes())
+def _samples_on_host(*sampled: NDArray[np.float64]) -> Iterable[Sample]:
+    """From tokens [S], ids and q, both [S, M]; or from nothing."""
+    if sampled:
+        tokens, ids, q = sampled
+        for token, row_ids, row_q in zip(tokens.tolist(), ids.astype("<i4"), q.astype("<f4"), strict=True):
+            yield Sample(int(token), row_ids.tobytes(), row_q.tobytes())
 
 
 def _bias(terms: Sequence[Terms]) -> Bias | None:

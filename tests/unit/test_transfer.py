@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_ssd.draft_server import transfer
+from sglang_ssd.draft_server.drawing import to_host
 from sglang_ssd.draft_server.transfer import to_device
+from sglang_ssd.sampling.candidates import Found
+from sglang_ssd.sampling.window import Support
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -52,15 +56,30 @@ def test_what_is_unpacked_is_what_was_packed() -> None:
 
 
 class Copies(TorchDispatchMode):
-    """Counts what goes from one device to another."""
+    """Counts what goes from one device to another, or another operation."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted: object = torch.ops.aten._to_copy.default) -> None:
         super().__init__()
-        self.count = 0
+        self.counted, self.count = counted, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function is torch.ops.aten._to_copy.default
+        self.count += function is self.counted
         return function(*args, **(kwargs or {}))
+
+
+def test_what_a_forward_found_comes_back_in_one_copy() -> None:
+    """With samples too; ids stay exact beyond what float32 holds."""
+    ids, scores = torch.tensor([[5, 2**24 + 1, 3], [1, 0, 2]]), torch.randn(2, 3)
+    tokens, support = torch.tensor([7]), Support(torch.tensor([[7, 2**24 + 3]]), torch.tensor([[0.75, 0.25]]))
+    for found, samples in ((Found(ids, scores), 0), (Found(ids, scores, tokens, support), 1)):
+        with Copies(torch.ops.aten.cat.default) as joins:
+            host = to_host(found)
+        assert joins.count == 1  # on a CPU the copy itself is none
+        assert (host.ids.tolist(), host.scores.tolist()) == (ids.tolist(), scores.tolist())
+        assert len(host.samples) == samples
+    assert host.samples[0].token == 7
+    assert np.frombuffer(host.samples[0].ids, "<i4").tolist() == [7, 2**24 + 3]
+    assert np.frombuffer(host.samples[0].q, "<f4").tolist() == [0.75, 0.25]
 
 
 @pytest.mark.parametrize("tree", [outer(), (outer(), None, outer()), torch.arange(4)])
