@@ -69,8 +69,8 @@ def contenders(
 
 
 def _exponential(u: float) -> float:
-    """``-log u``, with ends as the noise has them: large at 0, and small but more than 0 at 1."""
-    return max(-math.log(u), 2.0**-32) if u > 0 else math.inf
+    """``-log u``. At 1 the noise has a little more than 0; who ties with that has the highest bits and passes too."""
+    return -math.log(u) if u > 0 else math.inf
 
 
 def _first_of_best(scores: Tensor, rows: Tensor, ids: Tensor, favourites: Tensor) -> Tensor:

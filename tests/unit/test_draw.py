@@ -186,6 +186,26 @@ def test_the_lowest_id_wins_a_tie_of_the_contest(bits: int) -> None:
     assert int(contest(p, torch.tensor([1]), torch.tensor([2]), SameNoise(NOISE.prepared))) == 7
 
 
+@pytest.mark.parametrize("favourite_s", [0, 1, 2**20, 2**32 - 2, 2**32 - 1])
+def test_a_favourite_at_either_end_of_the_noise_has_the_rivals_that_it_should(favourite_s: int) -> None:
+    """The likeliest token has the least or the most noise there is; the others have the usual."""
+    p = torch.softmax(torch.randn(300, generator=torch.Generator().manual_seed(2)) * 2, dim=-1)[None]
+    favourite = int(p.argmax())
+
+    class Rigged(RoughNoise):
+        def row(self, state: np.uint32, width: int) -> np.ndarray:
+            bits = super().row(state, width)
+            bits[favourite] = favourite_s ^ (favourite_s >> 16)
+            return bits
+
+    noise = Rigged(NOISE.prepared)
+    for seed in range(50):
+        key = torch.tensor([seed]), torch.tensor([3])
+        bits = finished(noise.row(noise.states(*key)[0], 300))
+        expected = (gumbel(bits) + p[0].log()).argmax()
+        assert int(contest(p, *key, noise)) == int(expected)
+
+
 def test_rough_bits_become_the_noise_s_own() -> None:
     seeds, positions = torch.tensor([3, -(2**63), 2**62 + 11]), torch.tensor([0, 2**31 - 1, 77])
     exact = NOISE.bits(seeds, positions, 5000)

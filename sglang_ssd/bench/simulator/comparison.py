@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_ssd.bench.analysis import closed, points
@@ -64,10 +64,13 @@ def table(comparisons: Iterable[Comparison]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios of a benchmark at one point; None where it did not measure the other."""
+    """Ratios of a benchmark at one point; None where it did not measure the other. The longest of its requests had
+    ``new_tokens``.
+    """
 
     batch: int
     temperature: float
+    new_tokens: int
     against_off: float | None
     against_sync: float | None
 
@@ -78,7 +81,9 @@ def read_measured(path: Path) -> list[Measured]:
     for point in closed(points(Results.read(path).blocks)):
         ratios = point.against(point.off), point.against(point.sync)
         off, sync = (None if ratio is None else ratio.mean for ratio in ratios)
-        found.append(Measured(point.batch, point.temperature, off, sync))
+        records = point.ssd.records if point.ssd is not None else []
+        longest = max(request["tokens"] for record in records for request in record["requests"])
+        found.append(Measured(point.batch, point.temperature, longest, off, sync))
     return found
 
 
@@ -88,7 +93,7 @@ def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> It
     yield "|---|---|---|---|---|---|"
     outside = total = 0
     for point in measured:
-        found = compare(profile, load.at(point.batch, point.temperature))
+        found = compare(profile, replace(load.at(point.batch, point.temperature), new_tokens=point.new_tokens))
         for name, real, model in (
             ("ssd / off", point.against_off, found.against_off),
             ("ssd / sync", point.against_sync, found.against_sync),
