@@ -108,7 +108,7 @@ def test_the_command_says_what_is_wrong_with_a_profile(capsys):
 
 
 def test_measured_ratios_stand_beside_simulated_ones():
-    lines = list(validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 32, 100.0, None)], Load(tokens=8)))
+    lines = list(validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 32, 4, 100.0, None)], Load(tokens=8)))
     assert "-9" in lines[2]
     assert lines[-1] == "0 of 1 measured ratios are within 10 %."
 

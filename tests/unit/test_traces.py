@@ -94,6 +94,15 @@ def test_a_trace_survives_its_file(traces, tmp_path):
     assert again.temperature == 1.0
 
 
+def test_the_first_texts_of_a_trace_are_a_trace(traces):
+    trace = traces[0.0]
+    part = trace.first(2)
+    assert len(part) == trace.lengths[:2].sum() < len(trace)
+    assert np.array_equal(part.ranks, trace.ranks[: len(part)])
+    assert np.array_equal(part.beyond, trace.beyond[: np.count_nonzero(part.ranks)])
+    assert trace.first(10**6).lengths.tolist() == trace.lengths.tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_shipped_traces_have_rounds_of_every_lookahead(temperature):
     trace = shipped_trace("demo", temperature)

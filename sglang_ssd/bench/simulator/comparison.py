@@ -64,13 +64,14 @@ def table(comparisons: Iterable[Comparison]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios of a benchmark at one point; None where it did not measure the other. The longest of its requests had
-    ``new_tokens``.
+    """Ratios of a benchmark at one point; None where it did not measure the other. It asked the first ``prompts`` of
+    its prompts for at most ``new_tokens``.
     """
 
     batch: int
     temperature: float
     new_tokens: int
+    prompts: int
     against_off: float | None
     against_sync: float | None
 
@@ -83,7 +84,8 @@ def read_measured(path: Path) -> list[Measured]:
         off, sync = (None if ratio is None else ratio.mean for ratio in ratios)
         records = point.ssd.records if point.ssd is not None else []
         longest = max(request["tokens"] for record in records for request in record["requests"])
-        found.append(Measured(point.batch, point.temperature, longest, off, sync))
+        prompts = point.batch * len(records)
+        found.append(Measured(point.batch, point.temperature, longest, prompts, off, sync))
     return found
 
 
@@ -93,7 +95,8 @@ def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> It
     yield "|---|---|---|---|---|---|"
     outside = total = 0
     for point in measured:
-        found = compare(profile, replace(load.at(point.batch, point.temperature), new_tokens=point.new_tokens))
+        here = replace(load.at(point.batch, point.temperature), new_tokens=point.new_tokens, texts=point.prompts)
+        found = compare(profile, here)
         for name, real, model in (
             ("ssd / off", point.against_off, found.against_off),
             ("ssd / sync", point.against_sync, found.against_sync),

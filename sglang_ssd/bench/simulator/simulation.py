@@ -26,8 +26,9 @@ _ROWS_PER_SESSION = 32
 class Load:
     """What is asked: ``batch`` requests at a time of ``new_tokens`` each, at one temperature; ``slow`` times the
     profile's draft. Lookahead and fan-out are the profile's unless given; ``options`` are any others of ours, as
-    (name, value). ``weather`` seeds a machine whose speed changes. Every mode makes ``tokens`` for each place in the
-    batch, after ``warm_up`` that do not count, so that all of them go through the same texts.
+    (name, value). ``weather`` seeds a machine whose speed changes; of the trace only the first ``texts`` are used, if
+    that is given. Every mode makes ``tokens`` for each place in the batch, after ``warm_up`` that do not count, so that
+    all of them go through the same texts.
     """
 
     batch: int = 1
@@ -41,6 +42,7 @@ class Load:
     warm_up: int = 60
     tokens: int = 400
     weather: int | None = None
+    texts: int | None = None
 
     def at(self, batch: int, temperature: float) -> Load:
         """The same with other requests."""
@@ -49,7 +51,8 @@ class Load:
 
 def simulate(profile: Profile, mode: str, load: Load) -> Tally:
     """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic. Raises ConfigError for options that make no sense."""
-    language = _language(profile.trace(load.temperature))
+    trace = profile.trace(load.temperature)
+    language = _language(trace if load.texts is None else trace.first(load.texts))
     weather = None if load.weather is None else Weather(load.weather)
     times = replace(profile.times, slow=load.slow, weather=weather)
     crowd = Crowd(language, load.batch, load.new_tokens, load.seed)

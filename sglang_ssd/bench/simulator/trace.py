@@ -63,6 +63,13 @@ class Trace:
     def __len__(self) -> int:
         return len(self.ranks)
 
+    def first(self, texts: int) -> Trace:
+        """Of the first so many texts only."""
+        lengths = self.lengths[:texts]
+        count = int(lengths.sum())
+        wrong = np.count_nonzero(self.ranks[:count])
+        return Trace(self.temperature, lengths, self.ranks[:count], self.scores[:count], self.beyond[:wrong])
+
     @property
     def candidates(self) -> int:
         """M."""
