@@ -49,7 +49,7 @@ def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401 
 
 def _pack(leaves: list[Tensor], *, pin: bool) -> Tensor:
     """The bytes of all, each aligned: uint8 [n]."""
-    packed = torch.zeros(sum(map(_room, leaves)), dtype=torch.uint8, pin_memory=pin)
+    packed = torch.empty(sum(map(_room, leaves)), dtype=torch.uint8, pin_memory=pin)
     for leaf, place in zip(leaves, torch.split(packed, [*map(_room, leaves)]), strict=True):
         place[: leaf.nbytes] = leaf.contiguous().view(-1).view(torch.uint8)
     return packed
