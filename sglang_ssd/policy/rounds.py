@@ -208,11 +208,14 @@ class RoundPolicy:
         """
         mine.since_plain += 1
         samples = self.verify_clock.samples_near(batch, 1)
-        pause = _PLAIN_AT_LEAST_EVERY if samples >= _PLAIN_SAMPLES else _BETWEEN_PLAIN_SAMPLES * min(samples, 1)
-        if mine.since_plain <= pause or not self.verify_clock.estimate(batch, 1):
-            return False
-        mine.since_plain = 0
-        return True
+        if samples == 0:
+            due = self.verify_clock.estimate(batch, 1) > 0  # not before the first forward of all
+        else:
+            pause = _BETWEEN_PLAIN_SAMPLES if samples < _PLAIN_SAMPLES else _PLAIN_AT_LEAST_EVERY
+            due = mine.since_plain > pause
+        if due:
+            mine.since_plain = 0
+        return due
 
     def _missed(self, batch: int) -> int:
         """Rows that usually miss, when any do."""
