@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from sglang_ssd.bench.results import ResultsError
 from sglang_ssd.bench.simulator import comparison, reference
 from sglang_ssd.bench.simulator.profile import Profile, ProfileError, load_profile, profile_names
@@ -23,10 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 when a file cannot be used."""
     options = _parser().parse_args(argv)
     try:
-        profile = load_profile(options.profile)
-        if options.traces is not None:
-            profile = msgspec.structs.replace(profile, traces=options.traces)
-        for line in _report(profile, options):
+        for line in _report(load_profile(options.profile), options):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     except (ProfileError, ResultsError, OSError) as error:
@@ -70,8 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens", type=int, default=400, help="of each mode and place in the batch, after 60 to warm up"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the requests")
-    parser.add_argument("--traces", help="other texts than the profile's: benchmark (what the benchmark asks), demo")
-    parser.add_argument("--measured", type=Path, help="results of a benchmark run, to be compared with")
+    parser.add_argument("--measured", type=Path, help="results of a benchmark run, to be compared with, on its texts")
     return parser
 
 

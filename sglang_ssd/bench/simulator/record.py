@@ -19,7 +19,7 @@ from sglang_ssd.bench.exactness import PROMPTS
 from sglang_ssd.bench.prompts import MIXED, load_prompts
 from sglang_ssd.bench.simulator.reader import Reader, Shape
 from sglang_ssd.bench.simulator.texts import Author, Writing
-from sglang_ssd.bench.simulator.trace import Trace, trace_name
+from sglang_ssd.bench.simulator.trace import BENCHMARK, DEMO, Trace, trace_name
 from sglang_ssd.demo import demo_pair
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.info("%d prompts at temperatures %s", len(prompts), options.temperatures)
     options.out.mkdir(parents=True, exist_ok=True)
     for trace in record(target, draft, prompts, ends, options):
-        path = options.out / trace_name("benchmark" if options.mixed else "demo", trace.temperature)
+        path = options.out / trace_name(BENCHMARK if options.mixed else DEMO, trace.temperature)
         trace.save(path)
         kilobytes = path.stat().st_size / 1e3
         said = f"{len(trace)} positions, acceptance {trace.acceptance:.3f}, {kilobytes:.0f} kB"

@@ -26,6 +26,8 @@ BEYOND = -1
 
 TRACES = "sglang_ssd.bench"
 """The package with the folder ``traces``."""
+DEMO, BENCHMARK = "demo", "benchmark"
+"""What is recorded there of the demo pair: answers to held-out prompts, and to the benchmark's own, in its order."""
 
 
 class RecordedRound(NamedTuple):
