@@ -61,14 +61,17 @@ def test_the_bound_holds_for_sampled_text_too(batch, slow, temperature):
     assert ssd(batch, slow, temperature).tokens_per_s >= BOUND * best_other(batch, slow, temperature)
 
 
-@pytest.mark.parametrize(("batch", "temperature"), [(1, 0.0), (8, 0.0), (16, 0.0), (32, 0.0), (4, 1.0), (32, 1.0)])
+@pytest.mark.parametrize(
+    ("batch", "temperature"), [(1, 0.0), (8, 0.0), (16, 0.0), (32, 0.0), (4, 1.0), (8, 1.0), (32, 1.0)]
+)
 def test_the_bound_holds_on_a_machine_whose_speed_changes(batch, temperature):
     """What was measured at a slow moment is compared with what was measured at a fast one. A tenth of noise is left in
-    so short a run, so the bound is for the mean of three.
+    so short a run, so the bound is for the mean of three: of these, for a clock that keeps every time by itself fails
+    with them at (16, 0), (32, 0) and (8, 1).
     """
     profile = load_profile("demo-two-cores")
     ratios = []
-    for weather in (1, 2, 3):
+    for weather in (4, 5, 6):
         here = replace(load(batch, 1.0, temperature, weather), tokens=max(200, 1600 // batch))
         others = simulate(profile, "off", here), best_sync(profile, here, longest=2)[1]
         best = max(tally.tokens_per_s for tally in others)
