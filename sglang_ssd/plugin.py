@@ -14,12 +14,14 @@ logger = logging.getLogger(__name__)
 SUPPORTED_SGLANG = "0.5.23"
 
 _SYMBOLS = {
+    "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend": "attention on a CPU",
     "sglang.srt.layers.logprob_processor.compute_spec_logprobs": "logprobs of a verify window",
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": "the draft's layers on a CPU",
     "sglang.srt.layers.sampler.apply_custom_logit_processor": "custom logit processors",
     "sglang.srt.managers.overlap_utils.FutureMap": "the overlap loop's relay",
     "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer": "per-request figures",
     "sglang.srt.managers.utils.GenerationBatchResult": "a forward's result",
+    "sglang.srt.mem_cache.memory_pool.KVWriteLoc": "attention on a CPU",
     "sglang.srt.plugins.hook_registry.HookRegistry": "hooks",
     "sglang.srt.runtime_context.get_parallel": "ranks",
     "sglang.srt.runtime_context.get_spec": "K",
