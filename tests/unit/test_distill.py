@@ -57,7 +57,7 @@ class Study:
 
 
 def test_two_steps_lower_the_loss(target_path, tmp_path, texts):
-    study = Study(target_path, tmp_path, texts, Recipe(steps=2, warm_up=0.0, floor=1.0, peak=2e-3))
+    study = Study(target_path, tmp_path, texts, Recipe(steps=2, warm_up=0.0, floor=1.0, peak=5e-3))
     study.packs = study.packs[:1]
     before = study.comparison.score(study.packs[0])
     study.run(texts[:4])
@@ -78,6 +78,20 @@ def test_a_stopped_run_goes_on_to_the_same_result(target_path, tmp_path, texts):
     assert second.trainer.progress.step == 7
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_checkpoint_of_another_version_is_refused(target_path, tmp_path, texts):
+    torch.save({"student": {}, "optimizer": {}, "progress": {}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="another --out"):
+        Study(target_path, tmp_path, texts, Recipe(steps=1))
+
+
+def test_matrices_and_vectors_are_all_trained(target_path, tmp_path, texts):
+    study = Study(target_path, tmp_path, texts, Recipe(steps=1, warm_up=0.0))
+    before = {name: each.detach().clone() for name, each in layer_tensors(study.student).items()}
+    after = study.run(texts[:4])
+    assert {each.ndim for each in after.values()} == {1, 2}
+    assert not any(torch.equal(before[name], after[name]) for name in after)
 
 
 def test_minutes_end_a_run_over_all_its_starts(target_path, tmp_path, texts):

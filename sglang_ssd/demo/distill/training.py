@@ -16,6 +16,7 @@ import torch
 
 from sglang_ssd.demo.distill.comparison import Comparison
 from sglang_ssd.demo.distill.memory import give_back
+from sglang_ssd.demo.distill.optimizers import Optimizers
 from sglang_ssd.demo.distill.student import layer_tensors
 from sglang_ssd.demo.distill.texts import Text
 
@@ -69,7 +70,10 @@ class Recipe:
 
 
 class Trainer:
-    """Trains ``comparison.student``. ``checkpoint`` is the file that a run is kept in and continued from."""
+    """Trains ``comparison.student``. ``checkpoint`` is the file that a run is kept in and continued from.
+
+    Raises ValueError for a checkpoint of another version.
+    """
 
     def __init__(
         self,
@@ -80,9 +84,7 @@ class Trainer:
     ) -> None:
         self._comparison, self._recipe, self._checkpoint, self._clock = comparison, recipe, checkpoint, clock
         self._trained = layer_tensors(comparison.student)
-        self._optimizer = torch.optim.AdamW(
-            self._trained.values(), lr=recipe.peak, betas=(0.9, 0.95), weight_decay=recipe.decay, fused=True
-        )
+        self._optimizers = Optimizers(self._trained.values(), recipe.decay)
         self.progress = Progress()
         if checkpoint.exists():
             self._resume()
@@ -111,7 +113,7 @@ class Trainer:
         """Weights, optimiser and progress, in one file that is there whole or not at all."""
         state = {
             "student": self._trained,
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": self._optimizers.state(),
             "progress": asdict(self.progress),
         }
         unfinished = self._checkpoint.with_suffix(".unfinished")
@@ -122,10 +124,7 @@ class Trainer:
         loss = self._comparison.loss(texts)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._trained.values(), self._recipe.clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizers.step(rate)
         return float(loss.detach())
 
     def _report(self, loss: float, epochs: float) -> None:
@@ -139,8 +138,10 @@ class Trainer:
 
     def _resume(self) -> None:
         state = torch.load(self._checkpoint, map_location=self._comparison.student.device, weights_only=True)
+        if "optimizers" not in state:
+            raise ValueError(f"{self._checkpoint} is of another version of this program: begin in another --out.")
         self._comparison.student.load_state_dict(state["student"], strict=False)
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load(state["optimizers"])
         self.progress = Progress(**state["progress"])
         logger.info("Going on at step %d of %s.", self.progress.step, self._checkpoint)
 
