@@ -92,10 +92,11 @@ class Run:
 
     def _measure(self, server: Server, block: Block, variant: Variant) -> None:
         cell = block.cell
-        prompts = self._prompts.take(cell.data_set, block.number * cell.batch, cell.batch)
-        asks = [
-            Ask(p.data_set, p.ids, cell.tokens, cell.temperature, 1000 * block.number + i + 1, variant.num_steps)
-            for i, p in enumerate(prompts)
+        start = block.number * cell.batch
+        prompts = self._prompts.take(cell.data_set, start, cell.batch)
+        asks = [  # a prompt has the same seed at every batch size
+            Ask(p.data_set, p.ids, cell.tokens, cell.temperature, seed, variant.num_steps)
+            for seed, p in enumerate(prompts, start=start + 1)
         ]
         where = {"cell": cell.key, "block": block.number, "variant": variant.name}
         point = {"batch": cell.batch, "temperature": cell.temperature, "data_set": cell.data_set, "rate": cell.rate}

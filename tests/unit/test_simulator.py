@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
+import numpy as np
 import pytest
 
 from sglang_ssd.bench.__main__ import main
@@ -10,6 +14,7 @@ from sglang_ssd.bench.simulator.comparison import Measured, validation
 from sglang_ssd.bench.simulator.profile import ProfileError, load_profile, profile_names
 from sglang_ssd.bench.simulator.reference import checks, reference_round, sync_speed
 from sglang_ssd.bench.simulator.simulation import Load, simulate
+from sglang_ssd.bench.simulator.target import in_turn
 from tests.unit.test_bench_run import DECISIONS, HEADER, a_run
 
 H100 = [name for name in profile_names() if name.startswith("h100")]
@@ -82,7 +87,22 @@ def test_without_speculation_a_round_is_a_forward_and_a_token():
     profile = load_profile("demo-two-cores")
     found = simulate(profile, "off", Load(batch=4, tokens=10))
     assert found.tokens == 40
-    assert found.seconds == pytest.approx(10 * (profile.times.verify(4, 1) + profile.host_ms / 1e3))
+    assert found.seconds == pytest.approx(10 * (profile.times.plain(4, 0.0) + profile.host_ms / 1e3))
+
+
+def test_without_speculation_the_targets_own_sampler_takes_its_time():
+    profile = msgspec.structs.replace(load_profile("demo-two-cores"), plain_ms={0.7: (50.0,) * 6})
+    assert profile.times.plain(3, 0.7) == pytest.approx(0.050)
+    assert profile.times.plain(3, 0.0) == profile.times.verify(3, 1)
+    found = simulate(profile, "off", Load(batch=4, temperature=0.7, tokens=10))
+    assert found.seconds == pytest.approx(10 * (0.050 + profile.host_ms / 1e3))
+
+
+def test_texts_are_asked_for_in_turn_from_their_beginnings():
+    trace = load_profile("demo-two-cores").trace(0.0).first(3)
+    asked = list(itertools.islice(in_turn(trace, 20), 4))
+    assert [each.begin for each in asked] == [0, *np.cumsum(trace.lengths)[:2], 0]
+    assert [each.new_tokens for each in asked] == [min(20, n) for n in (*trace.lengths, trace.lengths[0])]
 
 
 def test_ordinary_speculation_takes_its_steps_and_then_the_verify():
@@ -108,7 +128,9 @@ def test_the_command_says_what_is_wrong_with_a_profile(capsys):
 
 
 def test_measured_ratios_stand_beside_simulated_ones():
-    lines = list(validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 32, 4, 100.0, None)], Load(tokens=8)))
+    lines = list(
+        validation(load_profile("demo-two-cores"), [Measured(1, 0.0, 32, 4, 8, 2, 100.0, None)], Load(tokens=8))
+    )
     assert "-9" in lines[2]
     assert lines[-1] == "0 of 1 measured ratios are within 10 %."
 
@@ -121,13 +143,17 @@ def test_a_run_makes_a_profile_of_its_times_alone(tmp_path, capsys):
     assert main(["profile", str(path)]) == 2
     assert "no times" in capsys.readouterr().err
     results.add({"event": "decisions", "server": "sync"} | DECISIONS)
-    both = DECISIONS | {"verify_ms": {"1": {"1": 90.0, "3": 100.0}, "2": {"3": 120.0}}}
-    results.add({"event": "decisions", "server": "ssd"} | both)
+    slower = DECISIONS | {"verify_ms": {"1": {"1": 180.0, "3": 200.0}, "2": {"1": 200.0, "3": 240.0}}}
+    results.add({"event": "decisions", "server": "ssd"} | slower)
     assert main(["profile", str(path), "--write", str(tmp_path / "machine.json")]) == 0
     profile = load_profile(str(tmp_path / "machine.json"))
     assert (profile.batches, profile.widths) == ((1, 2), (1, 2, 3, 4, 5))
-    assert profile.verify_ms[0][:3] == (90.0, 95.0, 100.0)
-    assert profile.verify_ms[1][:3] == (100.0, 112.0, 120.0)
+    assert profile.plain_ms.keys() == {0.0}  # at the other temperature only one batch size was measured
+    plain = profile.plain_ms[0.0][0]
+    assert plain == pytest.approx(100 - profile.host_ms, abs=0.1)
+    level = plain / 90  # the ssd server's last moments were at half of the pace
+    assert profile.verify_ms[0][:3] == pytest.approx([level * ms for ms in (90, 95, 100)], abs=0.1)
+    assert profile.verify_ms[1][:3] == pytest.approx([plain / 100 * ms for ms in (100, 112, 120)], abs=0.1)
     assert profile.step_ms == ((1.0, 15.7), (10.0, 18.6))
     assert profile.traces == "demo"
     assert "2 cores, CPU" in profile.source

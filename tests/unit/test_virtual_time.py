@@ -27,8 +27,8 @@ def load(batch: int, slow: float, temperature: float = 0.0, weather: int | None 
         slow=slow,
         temperature=temperature,
         weather=weather,
-        tokens=max(100, 400 // batch),
-        warm_up=max(60, 200 // batch),
+        tokens=max(200, 400 // batch),
+        warm_up=max(120, 200 // batch),
         new_tokens=96,
     )
 
@@ -99,7 +99,7 @@ def test_the_rows_shrink_as_the_draft_slows_down(batch):
 
 def test_the_lookahead_shrinks_as_the_batch_grows():
     drafts = [ssd(batch, 1.0).mean_drafts for batch in (1, 4, 32)]
-    assert drafts[0] > 1.1 * max(drafts[1:])
+    assert drafts[2] < 0.8 * min(drafts[:2])
 
 
 def test_a_draft_that_pays_is_worth_a_tenth_at_least():

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens", type=int, default=400, help="of each mode and place in the batch, after 60 to warm up"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the requests")
-    parser.add_argument("--measured", type=Path, help="results of a benchmark run, to be compared with, on its texts")
+    parser.add_argument("--measured", type=Path, help="results of a benchmark run: play what it asked for, and compare")
     return parser
 
 

@@ -17,6 +17,7 @@ from sglang_ssd.bench.simulator.target import Tally
 from sglang_ssd.bench.simulator.trace import BENCHMARK
 
 TOLERANCE = 0.10
+_TIMES = 3
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Comparison:
         return min(self.against_off, self.against_sync)
 
 
-def compare(profile: Profile, load: Load) -> Comparison:
-    """Run the modes."""
-    steps, sync = best_sync(profile, load)
+def compare(profile: Profile, load: Load, longest: int = 8) -> Comparison:
+    """Run the modes; ``sync`` with every K up to ``longest``."""
+    steps, sync = best_sync(profile, load, longest)
     return Comparison(load, simulate(profile, "off", load), steps, sync, simulate(profile, "ssd", load))
 
 
@@ -68,41 +69,62 @@ def table(comparisons: Iterable[Comparison]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios of a benchmark at one point; None where it did not measure the other. It asked the first ``prompts`` of
-    its prompts for at most ``new_tokens``.
+    """Ratios of a benchmark at one point; None where it did not measure the other.
+
+    It asked the first ``prompts`` of its prompts for at most ``new_tokens``, which were ``tokens`` for each place in
+    the batch; ``longest`` is the largest K that it tried ``sync`` with.
     """
 
     batch: int
     temperature: float
     new_tokens: int
     prompts: int
+    tokens: int
+    longest: int
     against_off: float | None
     against_sync: float | None
 
 
 def read_measured(path: Path) -> list[Measured]:
     """From the results of ``python -m sglang_ssd.bench run``. Raises OSError, ResultsError."""
-    found = []
-    for point in closed(points(Results.read(path).blocks)):
+    results, found = Results.read(path), []
+    for point in closed(points(results.blocks)):
         ratios = point.against(point.off), point.against(point.sync)
         off, sync = (None if ratio is None else ratio.mean for ratio in ratios)
-        blocks = point.variants[SSD].records
-        longest = max(request["tokens"] for record in blocks for request in record["requests"])
-        found.append(Measured(point.batch, point.temperature, longest, point.batch * len(blocks), off, sync))
+        tokens = [request["tokens"] for record in point.variants[SSD].records for request in record["requests"]]
+        measured = Measured(
+            batch=point.batch,
+            temperature=point.temperature,
+            new_tokens=max(tokens),
+            prompts=len(tokens),
+            tokens=sum(tokens) // point.batch,
+            longest=max(results.header["plan"]["sync_steps"]),
+            against_off=off,
+            against_sync=sync,
+        )
+        found.append(measured)
     return found
 
 
 def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> Iterator[str]:
-    """A Markdown table of both, and a sentence that says where they differ by more than 10 %. A profile that has traces
-    is played on those of the benchmark's own prompts.
+    """A Markdown table of both, and a sentence that says where they differ by more than 10 %.
+
+    What the benchmark asked for is played, its prompts in their order, after the same once more to warm up, and three
+    times over, so that little is left to the policy's luck. (A profile without the benchmark's traces plays its own.)
     """
     profile = msgspec.structs.replace(profile, traces=BENCHMARK)
     yield "| T | batch | ratio | measured | simulated | difference |"
     yield "|---|---|---|---|---|---|"
     outside = total = 0
     for point in measured:
-        here = replace(load.at(point.batch, point.temperature), new_tokens=point.new_tokens, texts=point.prompts)
-        found = compare(profile, here)
+        here = replace(
+            load.at(point.batch, point.temperature),
+            new_tokens=point.new_tokens,
+            texts=point.prompts,
+            warm_up=point.tokens,
+            tokens=_TIMES * point.tokens,
+        )
+        found = compare(profile, here, point.longest)
         for name, real, model in (
             ("ssd / off", point.against_off, found.against_off),
             ("ssd / sync", point.against_sync, found.against_sync),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
@@ -34,38 +34,63 @@ def measured_profile(results: Results, base: Profile) -> Profile:
     measured = closed(points(results.blocks))
     if not decisions or not steps or not measured:
         raise ResultsError("the results hold no times: they are written at the end of a run.")
-    clock = _clock(decisions)
     where = machine.label(results.header["machine"])
     batches = tuple(sorted({point.batch for point in measured}))
+    host_ms, clock = round(_rest_ms(measured), 2), _clock(decisions)
+    plain = {(point.temperature, point.batch): _plain_ms(point) - host_ms for point in measured}
+    # Milliseconds a second: a forward of one token takes what it takes without speculation, as clients saw it.
+    coldest = {batch: plain[min(point for point in plain if point[1] == batch)] for batch in batches}
+    level = {batch: coldest[batch] / clock.estimate(batch, 1) for batch in batches}
     widths = tuple(range(1, base.num_steps + 2))
     return msgspec.structs.replace(
         base,
         source=f"Made by {PROGRAM} from a run of {results.header['command']}; {where}.",
         batches=batches,
         widths=widths,
-        verify_ms=tuple(tuple(round(1e3 * clock.estimate(b, w), 1) for w in widths) for b in batches),
+        verify_ms=tuple(tuple(round(level[b] * clock.estimate(b, w), 1) for w in widths) for b in batches),
         step_ms=tuple((float(rows), float(ms)) for rows, ms in steps[-1]),
-        host_ms=round(_rest_ms(measured), 2),
+        plain_ms=_table(plain, batches),
+        host_ms=host_ms,
         round_trip_ms=scaling["round_trip_ms"] if scaling is not None else base.round_trip_ms,
     )
 
 
 def _clock(decisions: Sequence[Mapping[str, Any]]) -> VerifyClock:
-    """What both speculating servers know of forwards."""
+    """What both speculating servers know of forwards. Each knows it at the pace of its own last moments, so they are
+    brought to one pace by what both have measured.
+    """
+    known = [_forwards(event) for event in decisions]
     measured: dict[tuple[int, int], list[float]] = {}
-    for batch, width, seconds in _forwards(decisions):
-        measured.setdefault((batch, width), []).append(seconds)
+    for mine in known:
+        pace = median([seconds / mine[size] for size, seconds in known[0].items() if size in mine] or [1.0])
+        for size, seconds in mine.items():
+            measured.setdefault(size, []).append(pace * seconds)
     clock = VerifyClock()
     for (batch, width), times in measured.items():
         clock.observe(batch, width, fmean(times))
     return clock
 
 
-def _forwards(decisions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, float]]:
-    for event in decisions:
-        for batch, by_width in event["verify_ms"].items():
-            for width, ms in by_width.items():
-                yield int(batch), int(width), ms / 1e3
+def _forwards(event: Mapping[str, Any]) -> dict[tuple[int, int], float]:
+    """Seconds by batch and width."""
+    return {
+        (int(batch), int(width)): ms / 1e3
+        for batch, by_width in event["verify_ms"].items()
+        for width, ms in by_width.items()
+    }
+
+
+def _plain_ms(point: Point) -> float:
+    """From token to token without speculation, as the clients saw it."""
+    assert point.off is not None
+    return median([float(gap) for record in point.off.records for gap in record["itl_ms"]])
+
+
+def _table(plain: Mapping[tuple[float, int], float], batches: Sequence[int]) -> dict[float, tuple[float, ...]]:
+    """By temperature, those at which every batch size was measured."""
+    temperatures = sorted({temperature for temperature, _ in plain})
+    whole = [t for t in temperatures if all((t, batch) in plain for batch in batches)]
+    return {t: tuple(round(plain[t, batch], 1) for batch in batches) for t in whole}
 
 
 def _rest_ms(measured: Sequence[Point]) -> float:

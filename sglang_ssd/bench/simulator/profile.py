@@ -56,9 +56,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     ``verify_ms[i][j]`` is a target forward of ``batches[i]`` requests, ``widths[j]`` tokens each; ``step_ms`` are
     (rows, milliseconds) of a draft forward. What lies between is interpolated, what lies beyond goes on straight.
-    ``host_ms`` is the target's work between two forwards; ``draft_host_ms`` is the draft server's own work: for a
-    forward, and for each of its rows. ``traces`` names recorded traces of the package; without it ``synthetic`` says
-    how to make one. ``source`` says where the numbers come from.
+    ``plain_ms[temperature][i]`` is a forward of ``batches[i]`` requests in mode ``off``, where SGLang's own sampler
+    draws; without it, one of width 1. ``host_ms`` is the target's work between two forwards; ``draft_host_ms`` is the
+    draft server's own work: for a forward, and for each of its rows. ``traces`` names recorded traces of the package;
+    without it ``synthetic`` says how to make one. ``source`` says where the numbers come from.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
     draft_host_ms: tuple[float, float]
     num_steps: int
     fan_out: int
+    plain_ms: dict[float, tuple[float, ...]] = {}
     traces: str = ""
     synthetic: Synthetic | None = None
     reference: Reference | None = None
@@ -91,6 +93,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         verify = np.array(self.verify_ms, dtype=np.float64)
         if verify.shape != (len(self.batches), len(self.widths)):
             raise ProfileError(f"{self.name}: verify_ms is {verify.shape}, not batches by widths")
+        if any(len(row) != len(self.batches) for row in self.plain_ms.values()):
+            raise ProfileError(f"{self.name}: plain_ms has not one time for each of the batches")
         return Times(self)
 
 
@@ -106,6 +110,13 @@ class Times:
         """A target forward of ``batch`` requests, ``width`` tokens each, that begins ``at`` a time."""
         by_width = [_line(self.profile.widths, row, width) for row in self.profile.verify_ms]
         return self._weather(at) * _line(self.profile.batches, by_width, batch) / 1e3
+
+    def plain(self, batch: int, temperature: float, at: float = 0.0) -> float:
+        """A forward of mode ``off`` that begins ``at`` a time."""
+        row = self.profile.plain_ms.get(temperature)
+        if row is None:
+            return self.verify(batch, 1, at)
+        return self._weather(at) * _line(self.profile.batches, row, batch) / 1e3
 
     def step(self, rows: int, at: float = 0.0) -> float:
         """A draft forward that begins ``at`` a time."""

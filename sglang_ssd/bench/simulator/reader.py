@@ -25,13 +25,13 @@ class Shape:
 
 
 class Reader:
-    """A draft in float32. Table row 0 is the text, row 1 + i the guess at its i-th answer token."""
+    """A draft. Table row 0 is the text, row 1 + i the guess at its i-th answer token."""
 
-    def __init__(self, path: Path, shape: Shape) -> None:
+    def __init__(self, path: Path, shape: Shape, dtype: str = "float32") -> None:
         rows = 1 + shape.longest
         settings = EngineSettings(
             str(path),
-            dtype="float32",
+            dtype=dtype,
             slots=rows * (shape.longest + shape.depth),
             rows=rows,
             context_length=shape.longest + shape.depth,

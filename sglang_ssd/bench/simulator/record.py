@@ -54,11 +54,11 @@ def record(
     requests = [
         Writing(list(prompt), len(prompt), temperature, seed)
         for temperature in options.temperatures
-        for seed, prompt in enumerate(prompts)
+        for seed, prompt in enumerate(prompts, start=1)  # as the benchmark asks
     ]
-    Author(target, len(requests), longest, ends).write(requests, options.tokens)
+    Author(target, len(requests), longest, ends, options.dtype).write(requests, options.tokens)
     logger.info("the target has written %d tokens", sum(len(request.answer) for request in requests))
-    reader = Reader(draft, Shape(options.candidates, options.num_steps, longest))
+    reader = Reader(draft, Shape(options.candidates, options.num_steps, longest), options.dtype)
     for temperature in options.temperatures:
         yield reader.trace([one for one in requests if one.temperature == temperature], temperature)
 
@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=4, help="of each data set")
     parser.add_argument("--mixed", type=int, help="so many of the benchmark's prompts instead, in its order")
     parser.add_argument("--longest-prompt", type=int, default=200, help="in tokens; longer ones are passed over")
+    parser.add_argument("--dtype", default="bfloat16", help="of both models, as they are served")
     parser.add_argument("--tokens", type=int, default=92, help="of an answer")
     parser.add_argument("--num-steps", type=int, default=6, help="draft tokens of the longest chain")
     parser.add_argument("--candidates", type=int, default=16, help="of a row")

@@ -11,7 +11,7 @@ from sglang_ssd.bench.simulator.clock import VirtualClock
 from sglang_ssd.bench.simulator.draft import VirtualDraft
 from sglang_ssd.bench.simulator.engine import Language
 from sglang_ssd.bench.simulator.profile import Profile
-from sglang_ssd.bench.simulator.target import Crowd, Tally, Target
+from sglang_ssd.bench.simulator.target import Crowd, Tally, Target, anywhere, in_turn
 from sglang_ssd.bench.simulator.trace import Trace
 from sglang_ssd.bench.simulator.weather import Weather
 from sglang_ssd.config import SSDConfig
@@ -25,10 +25,12 @@ _ROWS_PER_SESSION = 32
 @dataclass(frozen=True)
 class Load:
     """What is asked: ``batch`` requests at a time of ``new_tokens`` each, at one temperature; ``slow`` times the
-    profile's draft. Lookahead and fan-out are the profile's unless given; ``options`` are any others of ours, as
-    (name, value). ``weather`` seeds a machine whose speed changes; of the trace only the first ``texts`` are used, if
-    that is given. Every mode makes ``tokens`` for each place in the batch, after ``warm_up`` that do not count, so that
-    all of them go through the same texts.
+    profile's draft.
+
+    Lookahead and fan-out are the profile's unless given; ``options`` are any others of ours, as (name, value).
+    ``weather`` seeds a machine whose speed changes. With ``texts``, so many of the trace's are asked for in turn, each
+    from its beginning. Every mode makes ``tokens`` for each place in the batch, after ``warm_up`` that do not count, so
+    that all of them go through the same texts.
     """
 
     batch: int = 1
@@ -52,10 +54,15 @@ class Load:
 def simulate(profile: Profile, mode: str, load: Load) -> Tally:
     """Run ``mode`` (``off``, ``sync`` or ``ssd``). Deterministic. Raises ConfigError for options that make no sense."""
     trace = profile.trace(load.temperature)
-    language = _language(trace if load.texts is None else trace.first(load.texts))
+    if load.texts is None:
+        asked = anywhere(trace, load.batch, load.new_tokens, load.seed)
+    else:
+        trace = trace.first(load.texts)
+        asked = in_turn(trace, load.new_tokens)
+    language = _language(trace)
     weather = None if load.weather is None else Weather(load.weather)
     times = replace(profile.times, slow=load.slow, weather=weather)
-    crowd = Crowd(language, load.batch, load.new_tokens, load.seed)
+    crowd = Crowd(language, load.batch, asked)
     num_steps = load.num_steps or profile.num_steps
     given: dict[str, Any] = {"fan_out": load.fan_out or profile.fan_out, **dict(load.options)}
     config = SSDConfig(mode=mode, **given)

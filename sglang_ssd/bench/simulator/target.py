@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from sglang_ssd.bench.simulator.client import Client, Request
 from sglang_ssd.bench.simulator.clock import VirtualClock
 from sglang_ssd.bench.simulator.engine import Language
 from sglang_ssd.bench.simulator.profile import Times
+from sglang_ssd.bench.simulator.trace import Trace
 from sglang_ssd.scheduler.collector import Answer, Collector
 from sglang_ssd.scheduler.figures import Figures
 from sglang_ssd.scheduler.link import SchedulerOptions
@@ -63,21 +67,42 @@ class Tally:
         return 1e3 * self.seconds / max(1, self.rounds)
 
 
+class Asked(NamedTuple):
+    """A request to come: the position of the trace where its text begins, and its new tokens."""
+
+    begin: int
+    new_tokens: int
+
+
+def anywhere(trace: Trace, batch: int, new_tokens: int, seed: int) -> Iterator[Asked]:
+    """Texts that begin anywhere; the first ``batch`` of them are under way already."""
+    dice = random.Random(seed)  # noqa: S311 - an experiment's seed
+    for count in itertools.count():
+        tokens = dice.randrange(new_tokens // 2, new_tokens) if count < batch else new_tokens
+        yield Asked(dice.randrange(len(trace)), tokens)
+
+
+def in_turn(trace: Trace, new_tokens: int) -> Iterator[Asked]:
+    """The texts of the trace from their beginnings, round and round."""
+    begins = np.cumsum(trace.lengths) - trace.lengths
+    texts = [Asked(int(begin), min(new_tokens, int(n))) for begin, n in zip(begins, trace.lengths, strict=True)]
+    return itertools.cycle(texts)
+
+
 class Crowd:
-    """``batch`` requests that are always there: when one has ended the next begins, elsewhere in the trace."""
+    """``batch`` requests that are always there: when one has ended the next of ``asked`` begins."""
 
-    def __init__(self, language: Language, batch: int, new_tokens: int, seed: int) -> None:
-        self._language, self._new_tokens = language, new_tokens
-        self._dice = random.Random(seed)  # noqa: S311 - an experiment's seed
+    def __init__(self, language: Language, batch: int, asked: Iterator[Asked]) -> None:
+        self._language, self._asked = language, asked
         self._count = 0
-        self.requests = [self.new(self._dice.randrange(new_tokens // 2, new_tokens)) for _ in range(batch)]
+        self.temperature = language.trace.temperature
+        self.requests = [self.new() for _ in range(batch)]
 
-    def new(self, new_tokens: int | None = None) -> Request:
+    def new(self) -> Request:
         """A request that has had its prefill."""
         self._count += 1
-        begin = self._dice.randrange(len(self._language.trace))
-        prompt = self._language.prompt(begin, self._count)
-        return Request(self._count, [prompt], begin, new_tokens or self._new_tokens)
+        begin, new_tokens = next(self._asked)
+        return Request(self._count, [self._language.prompt(begin, self._count)], begin, new_tokens)
 
     def truth(self, request: Request, count: int) -> list[int]:
         """The request's next tokens."""
@@ -100,6 +125,7 @@ class Target:
     def __init__(
         self, crowd: Crowd, times: Times, clock: VirtualClock, client: Client | None, options: SchedulerOptions, k: int
     ) -> None:
+        self._temperature = crowd.temperature
         self._crowd, self._times, self._clock, self._client, self._num_steps = crowd, times, clock, client, k
         self._host_s = times.profile.host_ms / 1e3
         self._figures = Figures(accepted_per_position=[0] * k, verified_per_position=[0] * k)
@@ -133,7 +159,7 @@ class Target:
         requests = self._crowd.requests
         answers = self._collect(requests)
         width = 1 + max(len(answer.proposed.tokens) for answer in answers)
-        seconds = self._times.verify(len(requests), width, self._clock.time)
+        seconds = self._forward_s(len(requests), width)
         self._clock.advance(seconds)
         self._settling = [self._verify(request, answer) for request, answer in zip(requests, answers, strict=True)]
         self._collector.forwarded(len(requests), width, seconds)
@@ -141,6 +167,11 @@ class Target:
             self._collector.plan_round(len(requests))
         self._tell({request: row.length for request, row in zip(requests, self._settling, strict=True)})
         self.tally.rounds += 1
+
+    def _forward_s(self, batch: int, width: int) -> float:
+        if self._client is None:
+            return self._times.plain(batch, self._temperature, self._clock.time)
+        return self._times.verify(batch, width, self._clock.time)
 
     def _collect(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """The drafts of every request, after a wait that the policy bounds."""

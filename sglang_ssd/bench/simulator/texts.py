@@ -34,11 +34,13 @@ class Writing:
 
 
 class Author:
-    """A target in float32 that writes for all requests at once."""
+    """A target that writes for all requests at once."""
 
-    def __init__(self, path: Path, requests: int, longest: int, ends: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, path: Path, requests: int, longest: int, ends: frozenset[int] = frozenset(), dtype: str = "float32"
+    ) -> None:
         settings = EngineSettings(
-            str(path), dtype="float32", slots=requests * longest, rows=requests, context_length=longest, candidates=1
+            str(path), dtype=dtype, slots=requests * longest, rows=requests, context_length=longest, candidates=1
         )
         self._engine = TorchEngine(settings)
         self._noise = NoiseTable.of(self._engine.limits.vocab_size)
