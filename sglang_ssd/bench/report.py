@@ -76,7 +76,9 @@ class Page:
         self.failed = [event for each in results for event in each.events("failed")]
         self.scaling = next((event for each in results for event in each.events("scaling")), None)
         self.decisions = next((e for e in self.run.events("decisions") if e["server"] == SSD), None)
-        self.servers = {event["name"]: event for each in results for event in each.events("server")}
+        # Of the same name the first counts: it is the judged run's.
+        self.servers = {event["name"]: event for each in reversed(results) for event in each.events("server")}
+        self._drafts = {each.header["command"]: draft for each in results if (draft := _draft_of(each)) is not None}
 
     @property
     def round_trip_ms(self) -> float:
@@ -144,7 +146,9 @@ class Page:
         others = sum(record["cores"]["others"] * record["wall_s"] for record in self.run.blocks) / max(seconds, 1e-9)
         if others > BUSY_CORES:
             doubts.append(f"**Other processes used {others:.2f} cores on average meanwhile: rates are too low.**")
-        return doubts
+        judged = self._drafts.get(self.commands[0])
+        others_drafts = ((command, draft) for command, draft in self._drafts.items() if draft != judged)
+        return doubts + [f"**`{command}` was run with another draft ({draft}).**" for command, draft in others_drafts]
 
     def _sections(self, plots: dict[str, str]) -> Iterable[str]:
         yield "## Goals\n\n" + goal_table(goals(self.closed))
@@ -190,6 +194,11 @@ class Page:
         )
 
 
+def _draft_of(results: Results) -> str | None:
+    """The draft's folder in a file's servers."""
+    return next((event["about"]["draft"] for event in results.events("server") if "draft" in event["about"]), None)
+
+
 def waterfall_of(found: Sequence[Ceiling]) -> Ceiling | None:
     """The one to draw: batch 1, T = 0, or else the first."""
     return next((c for c in found if c.point.batch == 1 and c.point.temperature == 0), found[0] if found else None)
@@ -201,7 +210,9 @@ own best K, `ssd` the cache ahead. The modes alternate in blocks on the same pro
 paired blocks with its 95 % bootstrap interval. Rates count the time in which a batch is full and decodes, unless said
 otherwise: from its last first token until more than a quarter of its requests have ended. (Answers here are short, and
 prefill is the same for all; speculation ends some of a batch early.) ITL is the time between two events of a stream;
-the tokens of one round come as one event. The caches of both sides are emptied before every block."""
+the tokens of one round come as one event. The caches of both sides are emptied before every block. All modes have the
+same attention on a CPU (ours); at T > 0 `off` draws with SGLang's sampler and the others with ours, which costs less in
+a large batch, so that there a part of what they gain is not speculation's."""
 
 _CORES = """ \
 Each model computes on one thread a core it is given; beside a draft server all of SGLang's processes keep to the

@@ -209,6 +209,20 @@ def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> N
     assert {name: (tmp_path / "benchmarks" / name).read_bytes() for name in drawn} == before
 
 
+def test_results_of_another_draft_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, draft in (("run", "mine"), ("same", "mine"), ("older", "yours")):
+        results = Results.open(tmp_path / name, HEADER | {"command": f"run {name}"})
+        server = {"event": "server", "name": "ssd", "flags": [], "devices": {"target": 1, "draft": 1}}
+        results.add(server | {"about": {"draft": draft, "target": name}})
+        for each in a_run():
+            results.add(each)
+    report.main([str(tmp_path / name) for name in ("run", "same", "older")])
+    page = " ".join(capsys.readouterr().out.split())
+    assert page.count("another draft") == 1
+    assert "**`run older` was run with another draft (yours).**" in page
+    assert "Target run on" in page  # not that of the files behind it
+
+
 def test_a_busy_machine_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.json"
     results = Results.open(path, HEADER)
@@ -241,7 +255,7 @@ def test_sweeps_name_flags() -> None:
 
 
 def test_plans_fit_their_budgets_by_construction() -> None:
-    assert FULL.minutes <= 28
+    assert FULL.minutes <= 36
     assert SHORT.minutes <= 10
     assert {cell.batch for cell in FULL.cells if cell.rate is None} == {1, 2, 4, 8, 16, 32}
     assert {cell.temperature for cell in FULL.cells} == {0.0, 0.7, 1.0}
