@@ -36,6 +36,11 @@ def sync_variant(num_steps: int) -> Variant:
     return Variant(f"{SYNC} K={num_steps}", SYNC, num_steps)
 
 
+def steps_of(variant: str) -> int:
+    """The K in the name of a :func:`sync_variant`."""
+    return int(variant.partition("=")[2])
+
+
 def blocks_in_turn(cells: Sequence[Cell]) -> list[Block]:
     """Every block of every cell, those first whose cell has had the smaller part of its own."""
     everything = [(cell, number) for cell in cells for number in range(cell.blocks)]
@@ -75,5 +80,5 @@ def _best_steps(cell: Cell, records: Sequence[dict[str, Any]]) -> list[int]:
     for block in rates.values():
         for name, rate in block.items():
             if name.startswith(f"{SYNC} K=") and OFF in block:
-                ratios[int(name.partition("=")[2])].append(rate / block[OFF])
+                ratios[steps_of(name)].append(rate / block[OFF])
     return sorted(ratios, key=lambda steps: -geometric_mean(ratios[steps]))

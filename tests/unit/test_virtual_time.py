@@ -65,9 +65,8 @@ def test_the_bound_holds_for_sampled_text_too(batch, slow, temperature):
     ("batch", "temperature"), [(1, 0.0), (8, 0.0), (16, 0.0), (32, 0.0), (4, 1.0), (8, 1.0), (32, 1.0)]
 )
 def test_the_bound_holds_on_a_machine_whose_speed_changes(batch, temperature):
-    """What was measured at a slow moment is compared with what was measured at a fast one. A tenth of noise is left in
-    so short a run, so the bound is for the mean of three: of these, for a clock that keeps every time by itself fails
-    with them at (16, 0), (32, 0) and (8, 1).
+    """What was measured at a slow moment is compared with what was measured at a fast one (test_clocks.py has the clock
+    by itself). A tenth of noise is left in so short a run, so the bound is for the mean of three.
     """
     profile = load_profile("demo-two-cores")
     ratios = []

@@ -10,6 +10,7 @@ import msgspec
 
 from sglang_ssd.bench.analysis import closed, points
 from sglang_ssd.bench.results import Results
+from sglang_ssd.bench.schedule import steps_of
 from sglang_ssd.bench.settings import SSD
 from sglang_ssd.bench.simulator.profile import Profile
 from sglang_ssd.bench.simulator.simulation import Load, best_sync, simulate
@@ -46,9 +47,12 @@ class Comparison:
         return min(self.against_off, self.against_sync)
 
 
-def compare(profile: Profile, load: Load, longest: int = 8) -> Comparison:
-    """Run the modes; ``sync`` with every K up to ``longest``."""
-    steps, sync = best_sync(profile, load, longest)
+def compare(profile: Profile, load: Load, sync_steps: int | None = None) -> Comparison:
+    """Run the modes; ``sync`` with K = ``sync_steps``, or with its best."""
+    if sync_steps is None:
+        steps, sync = best_sync(profile, load)
+    else:
+        steps, sync = sync_steps, simulate(profile, "sync", replace(load, num_steps=sync_steps))
     return Comparison(load, simulate(profile, "off", load), steps, sync, simulate(profile, "ssd", load))
 
 
@@ -72,7 +76,7 @@ class Measured:
     """Ratios of a benchmark at one point; None where it did not measure the other.
 
     It asked the first ``prompts`` of its prompts for at most ``new_tokens``, which were ``tokens`` for each place in
-    the batch; ``longest`` is the largest K that it tried ``sync`` with.
+    the batch; ``sync_steps`` is the K that it held for the best of ``sync``.
     """
 
     batch: int
@@ -80,15 +84,15 @@ class Measured:
     new_tokens: int
     prompts: int
     tokens: int
-    longest: int
+    sync_steps: int | None
     against_off: float | None
     against_sync: float | None
 
 
 def read_measured(path: Path) -> list[Measured]:
     """From the results of ``python -m sglang_ssd.bench run``. Raises OSError, ResultsError."""
-    results, found = Results.read(path), []
-    for point in closed(points(results.blocks)):
+    found = []
+    for point in closed(points(Results.read(path).blocks)):
         ratios = point.against(point.off), point.against(point.sync)
         off, sync = (None if ratio is None else ratio.mean for ratio in ratios)
         tokens = [request["tokens"] for record in point.variants[SSD].records for request in record["requests"]]
@@ -98,7 +102,7 @@ def read_measured(path: Path) -> list[Measured]:
             new_tokens=max(tokens),
             prompts=len(tokens),
             tokens=sum(tokens) // point.batch,
-            longest=max(results.header["plan"]["sync_steps"]),
+            sync_steps=None if point.sync is None else steps_of(point.sync.name),
             against_off=off,
             against_sync=sync,
         )
@@ -110,7 +114,8 @@ def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> It
     """A Markdown table of both, and a sentence that says where they differ by more than 10 %.
 
     What the benchmark asked for is played, its prompts in their order, after the same once more to warm up, and three
-    times over, so that little is left to the policy's luck. (A profile without the benchmark's traces plays its own.)
+    times over, so that little is left to the policy's luck; ``sync`` has the K that it had there. (A profile without
+    the benchmark's traces plays its own.)
     """
     profile = msgspec.structs.replace(profile, traces=BENCHMARK)
     yield "| T | batch | ratio | measured | simulated | difference |"
@@ -124,7 +129,7 @@ def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> It
             warm_up=point.tokens,
             tokens=_TIMES * point.tokens,
         )
-        found = compare(profile, here, point.longest)
+        found = compare(profile, here, point.sync_steps)
         for name, real, model in (
             ("ssd / off", point.against_off, found.against_off),
             ("ssd / sync", point.against_sync, found.against_sync),

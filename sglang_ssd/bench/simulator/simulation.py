@@ -65,6 +65,8 @@ def simulate(profile: Profile, mode: str, load: Load) -> Tally:
     crowd = Crowd(language, load.batch, asked)
     num_steps = load.num_steps or profile.num_steps
     given: dict[str, Any] = {"fan_out": load.fan_out or profile.fan_out, **dict(load.options)}
+    if mode == "sync":
+        given.setdefault("wait", "full")  # as in the benchmark: its own deadline would make it off
     config = SSDConfig(mode=mode, **given)
     clock, client = VirtualClock(), None
     if mode != "off":
