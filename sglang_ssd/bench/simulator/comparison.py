@@ -18,7 +18,7 @@ from sglang_ssd.bench.simulator.target import Tally
 from sglang_ssd.bench.simulator.trace import BENCHMARK
 
 TOLERANCE = 0.10
-_TIMES = 3
+_TIMES = 10
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def read_measured(path: Path) -> list[Measured]:
 def validation(profile: Profile, measured: Sequence[Measured], load: Load) -> Iterator[str]:
     """A Markdown table of both, and a sentence that says where they differ by more than 10 %.
 
-    What the benchmark asked for is played, its prompts in their order, after the same once more to warm up, and three
+    What the benchmark asked for is played, its prompts in their order, after the same once more to warm up, and ten
     times over, so that little is left to the policy's luck; ``sync`` has the K that it had there. (A profile without
     the benchmark's traces plays its own.)
     """
