@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from sglang_ssd.cpu.backend import BatchedTorchNativeBackend, is_ordinary, sliding_window
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,8 @@ class Group:
     visible: Tensor
 
 
-class DraftAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
+class DraftAttentionBackend(BatchedTorchNativeBackend):
     """SGLang's CPU backend with one call per group of rows; what it cannot group goes to the original."""
-
-    needs_cpu_seq_lens = True
 
     def init_forward_metadata(self, forward_batch: Any) -> None:  # noqa: ANN401 - sglang's ForwardBatch
         """Find the groups of this forward; see TorchNativeAttnBackend.init_forward_metadata."""
@@ -47,54 +44,18 @@ class DraftAttentionBackend(TorchNativeAttnBackend):  # type: ignore[misc]
         elif forward_batch.forward_mode.is_extend() and len(slots) == 1:
             self._groups = [_chunk(slots[0], len(forward_batch.input_ids))]
 
-    def forward_decode(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: Any,  # noqa: ANN401 - sglang's RadixAttention
-        forward_batch: Any,  # noqa: ANN401
-        save_kv_cache: bool = True,
-    ) -> Tensor:
-        """Attention output [tokens, heads * head_dim]; see TorchNativeAttnBackend.forward_decode."""
-        if self._can_group(layer):
-            return self._attend(q, k, v, layer, forward_batch.out_cache_loc if save_kv_cache else None)
-        stock: Tensor = super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
-        return stock
+    def takes(self, layer: Any) -> bool:  # noqa: ANN401 - sglang's RadixAttention
+        """See BatchedTorchNativeBackend."""
+        return bool(self._groups) and is_ordinary(layer) and sliding_window(layer) is None
 
-    def forward_extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: Any,  # noqa: ANN401 - sglang's RadixAttention
-        forward_batch: Any,  # noqa: ANN401
-        save_kv_cache: bool = True,
-    ) -> Tensor:
-        """Attention output [tokens, heads * head_dim]; see TorchNativeAttnBackend.forward_extend."""
-        if self._can_group(layer):
-            return self._attend(q, k, v, layer, forward_batch.out_cache_loc if save_kv_cache else None)
-        stock: Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
-        return stock
-
-    def _can_group(self, layer: Any) -> bool:  # noqa: ANN401
-        windowed = layer.sliding_window_size is not None and layer.sliding_window_size > -1
-        ordinary = not layer.is_cross_attention and layer.attn_type == AttentionType.DECODER
-        return bool(self._groups) and ordinary and not windowed
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, write_to: Tensor | None) -> Tensor:  # noqa: ANN401
-        # Every row's KV is in its slot before any row reads: a row may read what another row of this forward wrote.
-        if write_to is not None and k is not None:
-            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(write_to, None), k, v)
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
-        queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        output = q.new_empty(len(queries), layer.tp_q_head_num, layer.v_head_dim)
-        masks = self._masks_for(layer.tp_q_head_num // layer.tp_k_head_num, q.dtype)
+    def answer(self, queries: Tensor, keys: Tensor, values: Tensor, layer: Any) -> Tensor:  # noqa: ANN401
+        """See BatchedTorchNativeBackend."""
+        output = queries.new_empty(len(queries), layer.tp_q_head_num, layer.v_head_dim)
+        masks = self._masks_for(layer.tp_q_head_num // layer.tp_k_head_num, queries.dtype)
         for group, mask in zip(self._groups, masks, strict=True):
-            own_keys, own_values = keys[group.slots].to(q.dtype), values[group.slots].to(q.dtype)
+            own_keys, own_values = keys[group.slots].to(queries.dtype), values[group.slots].to(queries.dtype)
             output[group.queries] = attend(queries[group.queries], own_keys, own_values, mask, layer.scaling)
-        return output.view(len(queries), -1)
+        return output
 
     def _masks_for(self, fold: int, dtype: torch.dtype) -> list[Tensor]:
         """Each group's mask for :func:`attend`, made by the first layer that has this many query heads a KV head."""

@@ -47,11 +47,13 @@ class Bucket:
 
 
 class Windows:
-    """One forward's windows: ``table`` int32 [N, L] of slots by position, ``first`` int64 [N], all of ``width`` W."""
+    """One forward's windows, all of ``width`` W: ``table`` int32 [R, L] are slots by position, of which the N requests
+    have the rows ``requests`` [N]; ``first`` int64 [N].
+    """
 
-    def __init__(self, table: Tensor, first: Tensor, width: int) -> None:
+    def __init__(self, table: Tensor, requests: Tensor, first: Tensor, width: int) -> None:
         self._width = width
-        self._buckets = tuple(buckets(table, first, width))
+        self._buckets = tuple(buckets(table, requests, first, width))
         self._masks: dict[tuple[int, int | None, torch.dtype], list[Tensor]] = {}
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, sliding: int | None) -> Tensor:
@@ -79,7 +81,7 @@ class Windows:
         return self._masks[kind]
 
 
-def buckets(table: Tensor, first: Tensor, width: int) -> Iterator[Bucket]:
+def buckets(table: Tensor, requests: Tensor, first: Tensor, width: int) -> Iterator[Bucket]:
     """The buckets of a batch; see :class:`Windows`. What lies beyond a window stands for the text's first slot: it is
     never seen, but what others left there might not be a number, and 0 times that is none either.
     """
@@ -88,7 +90,7 @@ def buckets(table: Tensor, first: Tensor, width: int) -> Iterator[Bucket]:
     for longest in sorted(set(padded.tolist())):
         members = (padded == longest).nonzero().flatten()
         for rows in members.split(max(1, _MOST_SLOTS // longest)):
-            slots = table[rows, :longest].long()
+            slots = table[requests[rows], :longest].long()
             inside = torch.arange(longest) < ends[rows, None]
             yield Bucket(rows, torch.where(inside, slots, slots[:, :1]), first[rows])
 

@@ -105,7 +105,7 @@ def test_a_large_batch_is_gathered_in_parts(table, monkeypatch) -> None:
     rows = torch.arange(len(LENGTHS))
     whole, _, _ = verify(table, rows, 2)
     monkeypatch.setattr(windows, "_MOST_SLOTS", 130)
-    parts = [len(bucket.rows) for bucket in windows.buckets(table, LENGTHS, 2)]
+    parts = [len(bucket.rows) for bucket in windows.buckets(table, rows, LENGTHS, 2)]
     assert sorted(parts) == [1, 1, 1, 1, 1, 2]  # three that fit into 64 positions, four that need all 80
     assert torch.equal(verify(table, rows, 2)[0], whole)
 
