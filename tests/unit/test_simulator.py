@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from sglang_ssd.bench.__main__ import main
 from sglang_ssd.bench.results import Results
-from sglang_ssd.bench.simulator.comparison import Measured, validation
+from sglang_ssd.bench.simulator.comparison import Measured, compare, validation
 from sglang_ssd.bench.simulator.profile import ProfileError, load_profile, profile_names
 from sglang_ssd.bench.simulator.reference import checks, reference_round, sync_speed
 from sglang_ssd.bench.simulator.simulation import Load, simulate
@@ -113,6 +114,18 @@ def test_ordinary_speculation_takes_its_steps_and_then_the_verify():
     least = times.verify(1, 2) + profile.host_ms / 1e3
     assert least < found.seconds / found.rounds < least + 2 * times.step(2) + 3 * one_ms / 1e3
     assert found.tokens_per_round > 1.2
+
+
+def test_ordinary_speculation_waits_for_its_drafts_however_slow_they_are():
+    found = simulate(load_profile("demo-two-cores"), "sync", Load(slow=8.0, num_steps=3, tokens=60))
+    assert found.timeouts == 0
+    assert found.mean_drafts > 2.8
+
+
+def test_ordinary_speculation_is_compared_with_the_k_that_it_had():
+    load = Load(tokens=20)
+    found = compare(load_profile("demo-two-cores"), load, sync_steps=3)
+    assert found.sync == simulate(load_profile("demo-two-cores"), "sync", replace(load, num_steps=3))
 
 
 def test_the_command_prints_a_line_for_each_load(capsys):

@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-steps", type=int, help="K; default: the profile's")
     parser.add_argument("--fan-out", type=int, help="branches of a request and round; default: the profile's")
     parser.add_argument(
-        "--tokens", type=int, default=400, help="of each mode and place in the batch, after 60 to warm up"
+        "--tokens",
+        type=int,
+        default=400,
+        help="of each mode and place in the batch, after 60 to warm up; --measured has its own",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the requests")
     parser.add_argument("--measured", type=Path, help="results of a benchmark run: play what it asked for, and compare")
