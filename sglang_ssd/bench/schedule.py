@@ -51,14 +51,16 @@ def blocks_in_turn(cells: Sequence[Cell]) -> list[Block]:
 def variants_of(block: Block, plan: Plan, records: Sequence[dict[str, Any]]) -> list[Variant]:
     """Who takes part in ``block``, in its order: each starts first as often as the others.
 
-    ``sync`` is tried with every K in the first greedy block of a batch size; afterwards the one that has been fastest
-    there so far stands for it, in the second greedy block together with the next one.
+    ``sync`` is tried with every K in the first quarter of a cell's blocks and with the two that have been fastest there
+    so far in the second; afterwards the fastest stands for it.
     """
-    best = _best_steps(block.cell, records)
-    if not best or (block.number == 0 and block.cell.temperature == 0):
+    steps = _best_steps(block.cell, records)
+    if not steps or 4 * block.number < block.cell.blocks:
         steps = list(plan.sync_steps)
+    elif 2 * block.number < block.cell.blocks:
+        steps = steps[:2]
     else:
-        steps = best[: 2 if block.number == 1 and block.cell.temperature == 0 else 1]
+        steps = steps[:1]
     variants = [OFF_VARIANT, *map(sync_variant, steps), SSD_VARIANT]
     if plan.standalone_flags:
         variants.append(Variant(STANDALONE, STANDALONE))
@@ -67,15 +69,14 @@ def variants_of(block: Block, plan: Plan, records: Sequence[dict[str, Any]]) -> 
 
 
 def _best_steps(cell: Cell, records: Sequence[dict[str, Any]]) -> list[int]:
-    """K of ``sync`` at this batch size and loop, fastest first; empty before any was tried.
+    """K of ``sync`` at this batch size, temperature and loop, fastest first; empty before any was tried.
 
     Rates are compared to those of ``off`` in the same block, so that a slow minute of the machine is nobody's fault.
     """
-    rates: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    rates: dict[int, dict[str, float]] = defaultdict(dict)
     for record in records:
-        if (record["batch"], record["rate"]) == (cell.batch, cell.rate):
-            where = (record["cell"], record["block"])
-            rates[where][record["variant"]] = record["tokens"] / record["wall_s"]
+        if record["cell"] == cell.key:
+            rates[record["block"]][record["variant"]] = record["tokens"] / record["wall_s"]
     ratios: dict[int, list[float]] = defaultdict(list)
     for block in rates.values():
         for name, rate in block.items():

@@ -79,15 +79,16 @@ def test_blocks_come_in_turn_so_that_every_beginning_is_balanced() -> None:
 
 
 def test_sync_is_tried_at_every_k_and_goes_on_with_its_best() -> None:
-    first = Block(PLAN.cells[0], 0)
-    assert [v.name for v in variants_of(first, PLAN, [])] == ["off", "sync K=1", "sync K=2", "sync K=3", "ssd"]
-    records = [record(PLAN.cells[0], 0, name, s) for name, s in
+    cell = Cell(1, 0.0, 8, 6)
+    everything = ["off", "sync K=1", "sync K=2", "sync K=3", "ssd"]
+    assert [v.name for v in variants_of(Block(cell, 0), PLAN, [])] == everything
+    records = [record(cell, 0, name, s) for name, s in
                (("off", 4), ("sync K=1", 3), ("sync K=2", 2), ("sync K=3", 5), ("ssd", 1))]  # fmt: skip
-    second = variants_of(Block(PLAN.cells[0], 1), PLAN, records)
-    assert {v.name for v in second} == {"off", "sync K=2", "sync K=1", "ssd"}
-    for cell, number in ((PLAN.cells[0], 2), (PLAN.cells[2], 0)):
-        assert {v.name for v in variants_of(Block(cell, number), PLAN, records)} == {"off", "sync K=2", "ssd"}
-    assert len(variants_of(Block(PLAN.cells[1], 0), PLAN, records)) == 5  # another batch size has its own best
+    names = [{v.name for v in variants_of(Block(cell, number), PLAN, records)} for number in range(6)]
+    two, one = {"off", "sync K=2", "sync K=1", "ssd"}, {"off", "sync K=2", "ssd"}
+    assert names == [set(everything), set(everything), two, one, one, one]
+    for other in (Cell(2, 0.0, 8, 6), Cell(1, 0.7, 8, 6)):  # each has its own best
+        assert len(variants_of(Block(other, 5), PLAN, records)) == len(everything)
 
 
 def test_sglangs_own_speculation_takes_part_where_its_flags_are_given() -> None:
