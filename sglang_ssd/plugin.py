@@ -8,31 +8,11 @@ from importlib.metadata import version
 
 from sglang_ssd import cpu, processes
 from sglang_ssd.hooks import all_hooks
+from sglang_ssd.surfaces import SURFACES
 
 logger = logging.getLogger(__name__)
 
 SUPPORTED_SGLANG = "0.5.23"
-
-_SYMBOLS = {
-    "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend": "attention on a CPU",
-    "sglang.srt.layers.logprob_processor.compute_spec_logprobs": "logprobs of a verify window",
-    "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": "the draft's layers on a CPU",
-    "sglang.srt.layers.sampler.apply_custom_logit_processor": "custom logit processors",
-    "sglang.srt.managers.overlap_utils.FutureMap": "the overlap loop's relay",
-    "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer": "per-request figures",
-    "sglang.srt.managers.utils.GenerationBatchResult": "a forward's result",
-    "sglang.srt.mem_cache.memory_pool.KVWriteLoc": "attention on a CPU",
-    "sglang.srt.plugins.hook_registry.HookRegistry": "hooks",
-    "sglang.srt.runtime_context.get_parallel": "ranks",
-    "sglang.srt.runtime_context.get_spec": "K",
-    "sglang.srt.speculative.base_spec_worker.BaseSpecWorker": "the worker's schema",
-    "sglang.srt.speculative.eagle_info.EagleVerifyInput": "the verify window",
-    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm": "the algorithm's registration",
-    "sglang.srt.speculative.spec_registry.CustomSpecAlgo": "the algorithm's class",
-    "sglang.srt.speculative.spec_utils.GrammarTree": "structured output inside a window",
-    "sglang.srt.speculative.spec_utils.generate_token_bitmask": "structured output inside a window",
-    "sglang.srt.utils.async_probe.sanitize_nan_logits": "logits that are not numbers",
-}
 
 
 def activate() -> None:
@@ -59,7 +39,8 @@ def check_compatibility() -> list[str]:
     problems = []
     if found != SUPPORTED_SGLANG:
         problems.append(f"sglang {found} is installed; install sglang=={SUPPORTED_SGLANG}.")
-    wanted = {hook.target: hook.reason for hook in all_hooks()} | _SYMBOLS
+    wanted = {hook.target: hook.reason for hook in all_hooks()}
+    wanted |= {symbol: purpose for purpose, symbols in SURFACES.items() for symbol in symbols}
     problems += [
         f"This SGLang has no {symbol} ({purpose.rstrip('.')}); install sglang=={SUPPORTED_SGLANG}."
         for symbol, purpose in wanted.items()

@@ -31,7 +31,8 @@ from sglang_ssd.protocol import (
     ToTarget,
     pack_tokens,
 )
-from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, RoundPlan
+from sglang_ssd.scheduler.committed import CommittedRound, CommittedRow, RoundPlan
+from sglang_ssd.scheduler.draft_client import DraftClient
 
 NUM_STEPS = 4
 ROWS = (8, 16, 32, 64, 128, 256, 512)

@@ -33,7 +33,7 @@ from sglang_ssd.bench.settings import PLANS, SSD, Cell, Plan, grid, parse_sweep
 logger = logging.getLogger(__name__)
 
 _SERVER_GIB = 4
-_DECISIONS = ("lookahead", "fallback_chosen", "switch_point", "verify_ms", "draft_step_ms")
+_DECISIONS = ("lookahead", "fallback_chosen", "switch_point", "verify_ms", "draft_step_ms", "expected")
 """Of ``/ssd/status``, by batch size."""
 _WARM_UP = Ask("warm-up", tuple(range(100, 140)), 16, 0.0, 1)
 

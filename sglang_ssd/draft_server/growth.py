@@ -7,7 +7,6 @@ start theirs one depth later. Branch (k, c) consumes c first and needs as many f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -16,9 +15,10 @@ from sglang_ssd.draft_server.branches import NO_ROW
 from sglang_ssd.draft_server.cache import SpeculationCache
 from sglang_ssd.draft_server.engine import Ints
 from sglang_ssd.draft_server.forward import Forward, Steps
-from sglang_ssd.draft_server.legal import ranked, spread
-from sglang_ssd.draft_server.planning import Planning, depth_of
+from sglang_ssd.draft_server.planning import Planning
 from sglang_ssd.draft_server.session import Growth, Session, row_of
+from sglang_ssd.draft_server.starts import Starts
+from sglang_ssd.draft_server.trunks import Trunks
 from sglang_ssd.policy.clock import StepClock
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -35,14 +35,15 @@ class Drafter:
         """Branches given up because slots were short."""
         self.illegal = 0
         """Branches given up because a grammar forbids them."""
-        self.starved: list[Session] = []
+        self._trunks, self._starts = Trunks(cache, self.shed_branch), Starts(cache)
+        self.starved = self._trunks.starved
         """Sessions whose text found no slots; the server takes them off after the step."""
 
     def draft(self, sessions: Sequence[Session]) -> None:
         """One more token on each session's chain, if there is room; missing path tokens run on the way."""
         forward = self._cache.forward()
         ends = [session.length + len(session.chain) for session in sessions]
-        self._run_trunks(forward, sessions, [end - 1 for end in ends], drafting=True)
+        self._trunks.run(forward, sessions, [end - 1 for end in ends], drafting=True)
         self._run(forward)
         for session, end in zip(sessions, ends, strict=True):
             best = session.best(session.last) if session.run == end else None
@@ -56,7 +57,7 @@ class Drafter:
             self._planning.plan(unplanned, budget)
         for session in unplanned:
             if session.legal and session.growth is not None:
-                self._allot(session, session.growth)
+                self._starts.allot(session, session.growth)
 
     def grow(self, sessions: Iterable[Session]) -> bool:
         """One depth of every unfinished tree of planned sessions; False when all are complete."""
@@ -68,7 +69,7 @@ class Drafter:
         waiting = [session for session, growth in unfinished if growth.waiting]
         if waiting:
             starts = [session.length - 1 for session in waiting]
-            self._start(self._run_trunks(forward, waiting, starts, drafting=False))
+            self._starts.begin(self._trunks.run(forward, waiting, starts, drafting=False))
         live = self._branches.live([row_of(session) for session, _ in unfinished])
         self._descend(forward, live)
         self._run(forward)
@@ -90,7 +91,7 @@ class Drafter:
         branches = self._branches.of(deeper)
         branches = branches[self._branches.row[branches] != NO_ROW]
         self._branches.todo[branches] = 1
-        for growth, count in self._growths(self._branches.seat[branches]):
+        for growth, count in self._seats.growths(self._branches.seat[branches]):
             growth.live, growth.done = growth.live + count, growth.done - count
         return len(branches) > 0
 
@@ -116,131 +117,13 @@ class Drafter:
         if growth is None:
             return
         illegal = [
-            number for number, k, first in self._outcomes(session)
+            number for number, k, first in self._starts.outcomes(session)
             if (legal := session.legal.get(k)) is not None and first not in legal
         ]  # fmt: skip
         self._drop(growth, np.array(illegal, dtype=np.int64))
         self.illegal += len(illegal)
         growth.restricted = True
-        self._allot(session, growth)
-
-    def _allot(self, session: Session, growth: Growth) -> None:
-        """Leave no rows where a grammar has no use for them."""
-        useful = {k for k in range(len(growth.fan_out)) if depth_of(session, k, growth.depth) > 0}
-        room = {k: len(self._candidates(session, k, [])) if k in useful else 0 for k in session.legal}
-        growth.fan_out = spread(growth.fan_out, room)
-        growth.waiting = {k for k in useful if growth.fan_out[k]}
-
-    def _run_trunks(
-        self, forward: Forward, sessions: Sequence[Session], guesses_from: Sequence[int], *, drafting: bool
-    ) -> list[Session]:
-        """Run what has no KV of text and chain, and see to guesses from positions ``guesses_from`` on; returns the
-        sessions that are not starved.
-
-        When ``drafting``, the chain is being made now and its rows are not missing path tokens.
-        """
-        starts = dict(zip(sessions, guesses_from, strict=True))
-        self._ask(forward, starts, drafting=drafting)
-        pending = list(starts)
-        while pending := [session for session in pending if session in starts and session.run < self._end(session)]:
-            at = [session.run for session in pending]
-            within = np.array([position < session.length for session, position in zip(pending, at, strict=True)])
-            steps = _steps(pending, at)
-            asks = np.array([position >= starts[session] for session, position in zip(pending, at, strict=True)])
-            nodes = forward.visit(steps, asks=asks, committed=within, path=within | (not drafting)).tolist()
-            for session, node in zip(pending, nodes, strict=True):
-                if node:
-                    self._cache.append(session, node)
-            if 0 in nodes and not self.shed_branch():
-                self._starve(starts, pending[nodes.index(0)])
-        return list(starts)
-
-    def _ask(self, forward: Forward, starts: dict[Session, int], *, drafting: bool) -> None:
-        """See to guesses at the nodes that sessions have; those that starve leave ``starts``."""
-        asked = self._unknown(starts)
-        while asked:
-            seats = np.array([row_of(session) for session, _ in asked])
-            nodes = np.array([node for _, node in asked])
-            lengths = np.array([session.length for session, _ in asked])
-            path = (self._cache.tree.position[nodes] < lengths) | (not drafting)
-            got = forward.ask(seats, seats, nodes, path)
-            asked = [each for each, done in zip(asked, got.tolist(), strict=True) if not done]
-            if asked and not self.shed_branch():
-                self._starve(starts, asked[0][0])
-                asked = [each for each in asked if each[0] in starts]
-
-    def _unknown(self, starts: dict[Session, int]) -> list[tuple[Session, int]]:
-        """The nodes of sessions from the given positions on that they have no guesses at."""
-        tree, known = self._cache.tree, self._cache.tree.knows
-        return [
-            (session, node)
-            for session, start in starts.items()
-            for node in [session.tip, *session.chain_nodes][max(0, start - tree.position_of(session.tip)) :]
-            if not known(node, session.key) and node not in session.own
-        ]
-
-    def _end(self, session: Session) -> int:
-        """How many tokens of text and chain may have KV."""
-        return min(session.length + len(session.chain), self._cache.context_length)
-
-    def _start(self, sessions: Iterable[Session]) -> None:
-        """Branches for the positions whose guesses are known, best ranks first; fewer when table rows are short."""
-        fresh: list[tuple[int, ...]] = []
-        listed: list[tuple[int, ...]] = []
-        for order, session in enumerate(sessions):
-            growth = session.growth
-            if growth is None:
-                continue
-            ready = [(order, *place) for place in _ready(session, growth)]
-            if growth.restricted or session.legal or session.own:
-                listed += self._listed(session, growth, ready)
-            else:
-                served = [*session.chain, -1]
-                fresh += [(*place, served[place[1]], growth.fan_out[place[1]]) for place in ready]
-        starts = [self._ranked(_columns(fresh))] if fresh else []
-        starts += [_columns(listed)] if listed else []
-        if starts:
-            self._fork(starts[0] if len(starts) == 1 else np.concatenate(starts, axis=1))
-
-    def _listed(self, session: Session, growth: Growth, ready: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The candidates of places with their ranks, where not all is as the tree has it."""
-        found: list[tuple[int, ...]] = []
-        growing = {(k, first) for _, k, first in self._outcomes(session)}
-        for order, k, node, depth, seat in ready:
-            guesses = session.guesses(node)
-            tokens = self._candidates(session, k, [] if guesses is None else guesses.ids)[: growth.fan_out[k]]
-            fresh = [(rank, token) for rank, token in enumerate(tokens) if (k, token) not in growing]
-            found += [(order, k, node, depth, seat, rank, token) for rank, token in fresh]
-        return found
-
-    def _ranked(self, places: Ints) -> Ints:
-        """The candidates of places [7, n], whose last columns are the token served there and the fan-out: [7, branches]
-        with rank and token instead.
-        """
-        served, fan_out = places[5, :, None], places[6, :, None]
-        ids = self._cache.tree.ids[places[2]]
-        possible = (ids != served) & (ids < self._seats.vocab_sizes[places[4]][:, None])
-        ranks = possible.cumsum(axis=1) - 1
-        place, column = (possible & (ranks < fan_out)).nonzero()
-        candidates = places[:, place]
-        candidates[5:] = ranks[place, column], ids[place, column]
-        return candidates
-
-    def _fork(self, starts: Ints) -> None:
-        """Begin branches [7, n], session by session, the best ranks first."""
-        order, k, _, _, _, rank, _ = starts
-        rows = self._cache.table.take_many(len(order))
-        _, k, node, todo, seat, _, first = starts[:, np.lexsort((k, rank, order))[: len(rows)]]
-        self._cache.table.fork_many(seat, self._cache.tree.position[node] + 1, rows)
-        self._branches.add(seat, k, first, todo, rows, node)
-        for growth, count in self._growths(seat):
-            growth.live += count
-
-    def _candidates(self, session: Session, k: int, ids: list[int]) -> list[int]:
-        """Bonus tokens after exactly k accepted: never the chain's next token, which would have been accepted."""
-        served = session.chain[k] if k < len(session.chain) else -1
-        possible = ranked(ids, session.legal.get(k))
-        return [token for token in possible if token != served and token < session.target.vocab_size]
+        self._starts.allot(session, growth)
 
     def _descend(self, forward: Forward, active: Ints) -> None:
         """One row more of branches, the best first: down the tree as far as it is known, for nodes that others made
@@ -322,7 +205,7 @@ class Drafter:
         if np.count_nonzero(todo) == len(todo):
             return
         over = live[(todo == 0) & (branches.seat[live] >= 0)]
-        for growth, count in self._growths(branches.seat[over]):
+        for growth, count in self._seats.growths(branches.seat[over]):
             growth.live, growth.done = growth.live - count, growth.done + count
         seats = set(branches.seat[over].tolist())
         final = [seat for seat in seats if _is_final(self._seats.session(seat))]
@@ -330,18 +213,6 @@ class Drafter:
             over = branches.at(over, final)
         self._cache.table.give_many(branches.row[over])
         branches.row[over] = NO_ROW
-
-    def _growths(self, seats: Ints) -> list[tuple[Growth, int]]:
-        """The growths of the sessions at ``seats`` [n], each once, and how many of the n are its session's."""
-        counts = Counter(seats.tolist())
-        growths = [(self._seats.session(seat).growth, count) for seat, count in counts.items()]
-        return [(growth, count) for growth, count in growths if growth is not None]
-
-    def _outcomes(self, session: Session) -> list[tuple[int, int, int]]:
-        """The number, k and first token of a session's branches."""
-        numbers = self._branches.of([row_of(session)])
-        columns = (numbers, self._branches.k[numbers], self._branches.first[numbers])
-        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _give_up(self, growth: Growth, numbers: Ints) -> None:
         if len(numbers):
@@ -353,10 +224,6 @@ class Drafter:
         growth.live, growth.done = growth.live - live, growth.done - (len(numbers) - live)
         self._cache.drop_branches(numbers)
 
-    def _starve(self, starts: dict[Session, int], session: Session) -> None:
-        self.starved.append(session)
-        del starts[session]
-
     def _run(self, forward: Forward) -> None:
         forward.run()
         if len(forward):
@@ -366,24 +233,3 @@ class Drafter:
 def _is_final(session: Session) -> bool:
     """Whether the leaves of its finished branches will not run."""
     return session.target.waits or session.growth is None or session.growth.leaves
-
-
-def _ready(session: Session, growth: Growth) -> list[tuple[int, int, int, int]]:
-    """Positions whose guesses have become known, which wait no longer: k, node, useful depth and the session's seat."""
-    trunk, seat = session.trunk, row_of(session)
-    ready = [k for k in growth.waiting if k < len(trunk) and session.knows(trunk[k])]
-    growth.waiting.difference_update(ready)
-    deepest, left = min(growth.depth, session.lookahead), session.remaining - 2
-    return [(k, trunk[k], min(deepest, left - k), seat) for k in ready if min(deepest, left - k) > 0]
-
-
-def _steps(sessions: Sequence[Session], positions: Sequence[int]) -> Steps:
-    """The next token of each session's trunk."""
-    tokens = [session.trunk_token(position) for session, position in zip(sessions, positions, strict=True)]
-    seats = np.array([row_of(session) for session in sessions])
-    return Steps(seats, seats, np.array([session.last for session in sessions]), np.array(tokens))
-
-
-def _columns(rows: list[tuple[int, ...]]) -> Ints:
-    """int64 [7, n] of n rows."""
-    return np.array(rows, dtype=np.int64).reshape(-1, 7).T

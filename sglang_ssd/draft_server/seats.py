@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_ssd.draft_server.engine import Floats, Ints
-from sglang_ssd.draft_server.session import Session
+from sglang_ssd.draft_server.session import Growth, Session
 from sglang_ssd.draft_server.target import Target
 
 
@@ -50,6 +50,12 @@ class Seats:
         if session is None:
             raise AssertionError(f"nobody has table row {seat}: this is a bug")
         return session
+
+    def growths(self, seats: Ints) -> list[tuple[Growth, int]]:
+        """The growths of the sessions at ``seats`` [n], each once, and how many of the n are its session's."""
+        counts = Counter(seats.tolist())
+        growths = [(self.session(seat).growth, count) for seat, count in counts.items()]
+        return [(growth, count) for growth, count in growths if growth is not None]
 
     def by_target(self, seats: Ints) -> dict[Target, int]:
         """How many elements of ``seats`` [n] belong to each target."""

@@ -14,7 +14,6 @@ from sglang_ssd.draft_server.engine import DraftEngine
 from sglang_ssd.draft_server.growth import Drafter
 from sglang_ssd.draft_server.legal import read_legal
 from sglang_ssd.draft_server.rounds import Round, Rounds
-from sglang_ssd.draft_server.seldom import Seldom
 from sglang_ssd.draft_server.session import Session
 from sglang_ssd.draft_server.sessions import Sessions
 from sglang_ssd.draft_server.socket import Mail
@@ -38,6 +37,7 @@ from sglang_ssd.protocol import (
     ToTarget,
     Welcome,
 )
+from sglang_ssd.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 

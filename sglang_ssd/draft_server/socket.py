@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import zmq
 
-from sglang_ssd.draft_server.seldom import Seldom
 from sglang_ssd.protocol import MAX_FRAME_BYTES, BadFrame, Ping, Pong, ToDraft, ToTarget, decode_at_draft, encode
+from sglang_ssd.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 

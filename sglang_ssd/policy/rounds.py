@@ -155,6 +155,19 @@ class RoundPolicy:
         """b*: the smallest batch size whose usual misses are not drafted on demand; None when there is none."""
         return next((batch for batch, kind in self.fallbacks().items() if kind != "jit"), None)
 
+    def expectations(self) -> dict[str, object]:
+        """What chances and waits are reckoned with: for a row, and by batch size (and K) in milliseconds."""
+        return {
+            "hit": round(self._hit.value, 3),
+            "acceptance": round(self.acceptance.rate, 3),
+            "ngram_tokens": round(self._ngram.value, 3),
+            "wait_ms": {
+                batch: {steps: round(1e3 * waited.value, 2) for steps, waited in sorted(known.waited_s.items())}
+                for batch, known in sorted(self._batches.items())
+            },
+            "rest_ms": {batch: round(1e3 * known.rest_s.value, 2) for batch, known in sorted(self._batches.items())},
+        }
+
     def lookaheads(self) -> dict[int, int]:
         """The present K of every batch size seen so far."""
         return {batch: known.num_steps for batch, known in sorted(self._batches.items())}

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from sglang_ssd.policy.deadline import Deadline
 from sglang_ssd.policy.rounds import RoundPolicy
 from sglang_ssd.policy.running import RunningMean
-from sglang_ssd.scheduler.draft_client import DraftClient, Ready, RoundPlan
+from sglang_ssd.scheduler.committed import RoundPlan
+from sglang_ssd.scheduler.draft_client import DraftClient
 from sglang_ssd.scheduler.figures import Figures
+from sglang_ssd.scheduler.mailbox import Ready
 from sglang_ssd.scheduler.requests import RequestState
 from sglang_ssd.scheduler.supports import NOTHING, Proposed
 
@@ -115,7 +117,7 @@ class Collector:
 
     def describe(self) -> dict[str, object]:
         """The decisions' part of ``/ssd/status``: K and fallback by batch size, where the fallback changes (b*), and
-        the running times that decide: of the target's forward by batch and width, of the draft's step as (rows, ms).
+        what decides: the target's forward by batch and width, the draft's step as (rows, ms), chances and waits.
         """
         policy = self._policy
         verify_ms = {
@@ -127,6 +129,7 @@ class Collector:
             "fallback_chosen": policy.fallbacks(),
             "switch_point": policy.switch_point(),
             "verify_ms": verify_ms,
+            "expected": policy.expectations(),
             "draft_step_ms": [(rows, micros / 1e3) for rows, micros in policy.step_clock.points()],
         }
 

@@ -20,15 +20,18 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_device, get_parallel, get_spec
+from sglang.srt.runtime_context import get_device, get_observability, get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.window import Support, Window
 from sglang_ssd.scheduler.collector import Collector
-from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient
+from sglang_ssd.scheduler.committed import CommittedRound, CommittedRow
+from sglang_ssd.scheduler.decode_log import DecodeLog
+from sglang_ssd.scheduler.draft_client import DraftClient
 from sglang_ssd.scheduler.draws import draws_one_wide
+from sglang_ssd.scheduler.exporter import Exporter
 from sglang_ssd.scheduler.figures import Figures
 from sglang_ssd.scheduler.grammars import Structured, WindowMask, legal_rows
 from sglang_ssd.scheduler.host_copy import HostCopy
@@ -85,6 +88,9 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         policy = self._options.policy(self.speculative_num_steps)
         deadline = self._options.deadline()
         self._collector = Collector(self._client, policy, deadline, self.figures, self.speculative_num_steps)
+        self._log = DecodeLog(get_observability().decode_log_interval)
+        exports = get_observability().enable_metrics and self._client is not None
+        self._exporter = Exporter(server_args.served_model_name) if exports else None
 
     def _connect(self, server_args: Any) -> DraftClient | None:  # noqa: ANN401
         """Attention-TP rank 0 alone talks to the draft server; the others take its word (`_agreed_on_all_ranks`)."""
@@ -126,10 +132,14 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         self.sweep()
 
     def sweep(self) -> None:
-        """Close the sessions of requests that have ended, also of those that end without a callback."""
+        """Close the sessions of requests that have ended, also of those that end without a callback; and see that the
+        metrics are up to date.
+        """
         ended = self._book.close_ended()
         if ended and self._client is not None:
             self._client.close(ended)
+        if self._exporter is not None:
+            self._exporter.offer(self.status)
 
     def clear_cache_pool(self) -> None:
         """``/flush_cache``: the draft server forgets its prefixes too."""
@@ -201,6 +211,8 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         if self.figures.requests.not_hits == not_hits:
             self.figures.hit_wait_s += collected - collecting
         self.figures.other_s += collecting - started
+        if self._client is not None:
+            self._log.note(self.figures, self._client.state)
         return result
 
     def _limit(self, state: RequestState) -> int:

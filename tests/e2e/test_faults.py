@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.servers import SGLangServer, start_ssd, wait_until
 
@@ -24,7 +25,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """Our launcher with its own draft server on SGLang's engine."""
     log = tmp_path_factory.mktemp("launched") / "server.log"
     flags = ["--max-total-tokens", "8192", "--max-running-requests", "8", "--context-length", "1024"]
-    flags += ["--speculative-ssd-lookahead", "fixed", "--speculative-ssd-fallback", "jit"]
+    flags += ["--speculative-ssd-lookahead", "fixed", "--speculative-ssd-fallback", "jit", "--enable-metrics"]
     server = start_ssd(models / "target", models / "copy", log, *flags)
     try:
         server.wait_ready()
@@ -65,6 +66,15 @@ def served(server: SGLangServer) -> int:
     return status["hits"] + status["partial"]
 
 
+def scraped(server: SGLangServer) -> dict[tuple[str, str], float]:
+    """Our metrics by name and the value of their own label, if they have one."""
+    text = requests.get(f"{server.url}/metrics", timeout=30).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    ours = [sample for sample in samples if sample.name.startswith("sglang_ssd_")]
+    assert ours
+    return {(s.name, next((v for k, v in s.labels.items() if k != "model_name"), "")): s.value for s in ours}
+
+
 def test_the_status_says_what_runs(server: SGLangServer) -> None:
     server.generate(input_ids=[5, 6, 7], sampling_params=LONG)
     status = server.status()
@@ -78,6 +88,30 @@ def test_the_status_says_what_runs(server: SGLangServer) -> None:
     assert set(status["round_ms"]) == {"verify", "wait", "hit_wait", "other"}
     state = requests.get(f"{server.url}/server_info", timeout=30).json()["internal_states"][0]
     assert state["ssd"]["rounds"] >= status["rounds"]
+
+
+def test_the_metrics_say_what_the_status_says(server: SGLangServer) -> None:
+    server.generate(input_ids=[5, 6, 8], sampling_params=LONG)
+    status = server.status()
+    answers = {"hit": status["hits"], "partial": status["partial"], **status["misses"]}
+
+    def caught_up() -> bool:
+        found = scraped(server)
+        return all(
+            found["sglang_ssd_rounds_total", answer] == answers.get(answer, 0) for answer in ("hit", "jit", "none")
+        )
+
+    wait_until(caught_up, 10, "the metrics to catch up")
+    found = scraped(server)
+    assert found["sglang_ssd_draft_up", ""] == 1
+    assert found["sglang_ssd_accepted_tokens_total", "4"] == status["accepted_per_position"][3]
+    assert found["sglang_ssd_draft_slots", ""] == status["draft_figures"]["slots"]
+
+
+def test_the_page_comes_from_the_same_port(server: SGLangServer) -> None:
+    answer = requests.get(f"{server.url}/ssd", timeout=30)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "ssd/status" in answer.text
 
 
 def test_figures_in_a_stream_are_integers_and_rise(server: SGLangServer) -> None:

@@ -9,8 +9,8 @@ import pytest
 from sglang_ssd.policy.deadline import Deadline
 from sglang_ssd.policy.rounds import RoundPolicy
 from sglang_ssd.scheduler.collector import Collector
-from sglang_ssd.scheduler.draft_client import AnswerTime, Ready
 from sglang_ssd.scheduler.figures import Figures, RequestFigures
+from sglang_ssd.scheduler.mailbox import AnswerTime, Ready
 from sglang_ssd.scheduler.supports import Proposed
 
 K = 3

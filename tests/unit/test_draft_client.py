@@ -32,7 +32,8 @@ from sglang_ssd.protocol import (
     pack_tokens,
     unpack_tokens,
 )
-from sglang_ssd.scheduler.draft_client import CommittedRound, CommittedRow, DraftClient, RoundPlan
+from sglang_ssd.scheduler.committed import CommittedRound, CommittedRow, RoundPlan
+from sglang_ssd.scheduler.draft_client import DraftClient
 
 HELLO = Hello(PROTOCOL_VERSION, 100, "", 4, "coupled", "ssd", "auto", 8, "target")
 PATIENCE_S = 20
@@ -282,4 +283,4 @@ def test_a_server_that_does_not_read_does_not_block_us(client: DraftClient, peer
     for number in range(3000):
         commit(client, number, 3, [])
     assert time.monotonic() - started < PATIENCE_S
-    until(lambda: client._jobs.empty())
+    until(lambda: client.idle())

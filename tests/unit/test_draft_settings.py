@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from sglang_ssd.config import ConfigError
-from sglang_ssd.draft_server.seldom import Seldom
 from sglang_ssd.draft_server.settings import DraftSettings
+from sglang_ssd.seldom import Seldom
 from tests.support import Clock
 
 

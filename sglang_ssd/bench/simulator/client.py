@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from sglang_ssd.bench.simulator.clock import VirtualClock
 from sglang_ssd.bench.simulator.draft import BOOT, Answer, VirtualDraft
-from sglang_ssd.protocol import Close, Outcome, Outcomes, Prefill, Sampling, Speculation, pack_tokens, unpack_tokens
-from sglang_ssd.scheduler.draft_client import AnswerTime, Ready, RoundPlan
+from sglang_ssd.protocol import Close, Outcome, Prefill, Sampling, Speculation, pack_tokens, unpack_tokens
+from sglang_ssd.scheduler.committed import CommittedRow, RoundPlan
 from sglang_ssd.scheduler.figures import RequestFigures
+from sglang_ssd.scheduler.ledger import Ledger
+from sglang_ssd.scheduler.mailbox import AnswerTime, Ready
 from sglang_ssd.scheduler.supports import Proposed
 
 _NO_LIMIT = 1 << 31
@@ -22,18 +24,13 @@ _NO_LIMIT = 1 << 31
 
 @dataclass(eq=False)
 class Request:
-    """One request: its prompt token, the position of the trace where its text begins, and how it stands.
-
-    ``confirmed`` is the length that the draft server has confirmed, ``tail`` what was committed since.
-    """
+    """One request: its prompt token, the position of the trace where its text begins, and how it stands."""
 
     session: int
     tokens: list[int]
     begin: int
     remaining: int
     epoch: int = 1
-    confirmed: int = 1
-    tail: list[int] = field(default_factory=list)
     figures: RequestFigures = field(default_factory=RequestFigures)
 
     @property
@@ -49,7 +46,6 @@ class Request:
     def commit(self, tokens: list[int]) -> None:
         """The target has decided."""
         self.tokens += tokens
-        self.tail += tokens
         self.remaining -= len(tokens)
 
 
@@ -61,7 +57,7 @@ class Client:
 
     def __init__(self, draft: VirtualDraft, clock: VirtualClock, num_steps: int, sampling: Sampling) -> None:
         self._draft, self._clock, self._num_steps, self._sampling = draft, clock, num_steps, sampling
-        self._requests: dict[int, Request] = {}
+        self._ledger = Ledger(num_steps)
         self._ready: dict[int, tuple[float, Ready]] = {}
         self._expected: dict[int, int] = {}
         self._sent_at: dict[int, float] = {}
@@ -77,14 +73,14 @@ class Client:
 
     def open(self, request: Request) -> None:
         """A new request, or an old one under a new epoch."""
-        self._requests[request.session] = request
-        request.confirmed, request.tail = request.length, []
+        self._ledger.open(request.session, request.epoch, request.length)
+        self._ledger.announce(request.session)
         block = pack_tokens(request.tokens)
         self._draft.post(Prefill(BOOT, request.session, request.epoch, block, self._sampling), self._clock.time)
 
     def close(self, request: Request) -> None:
         """The request has its last token."""
-        del self._requests[request.session]
+        self._ledger.close((request.session,))
         self._ready.pop(request.session, None)
         self._expected.pop(request.session, None)
         self._draft.post(Close(BOOT, (request.session,)), self._clock.time)
@@ -92,27 +88,15 @@ class Client:
     def commit(self, verified: Mapping[Request, int], verify_us: int, plan: RoundPlan) -> None:
         """Tell what was committed: ``verified`` drafts of each request were looked at. And what is to come."""
         self._file(self._draft.run_until(self._clock.time, lambda _: False), self._clock.time)
-        lost = [request for request in verified if len(request.tail) > 4 * (self._num_steps + 1)]
-        for request in lost:
-            request.epoch += 1
-            self.open(request)
-        rows = tuple(_outcome(request, length) for request, length in verified.items() if request not in lost)
+        outcomes = [self._outcome(request, length) for request, length in verified.items()]
+        rows = [outcome for outcome in outcomes if outcome is not None]
         self._rounds += 1
         self._sent_at = {
             self._rounds: self._clock.time,
             **{n: t for n, t in self._sent_at.items() if n > self._rounds - 64},
         }
         self._expected |= {row.session: self._rounds for row in rows}
-        message = Outcomes(
-            boot=BOOT,
-            round=self._rounds,
-            verify_us=verify_us,
-            fallback=tuple(answer.kind for answer in plan.answers),
-            rows=rows,
-            jit_steps=tuple(answer.steps for answer in plan.answers),
-            num_steps=plan.num_steps,
-        )
-        self._draft.post(message, self._clock.time)
+        self._draft.post(plan.message(BOOT, self._rounds, verify_us, rows), self._clock.time)
 
     def collect(self, wanted: Mapping[int, int], allowance_s: float) -> tuple[dict[int, Ready], bool]:
         """See DraftClient."""
@@ -131,6 +115,17 @@ class Client:
         """See DraftClient."""
         times, self._times = self._times, []
         return times
+
+    def _outcome(self, request: Request, verified: int) -> Outcome | None:
+        """What to tell of the tokens that are new; None for a request that has to begin anew, and does."""
+        tokens = request.tokens[self._ledger.length(request.session) :]
+        before, remaining_before = request.length - len(tokens), request.remaining + len(tokens)
+        row = CommittedRow(request.session, request.epoch, before, verified, remaining_before)
+        outcome = self._ledger.outcome(row, tokens)
+        if outcome is None:
+            request.epoch += 1
+            self.open(request)
+        return outcome
 
     def _proposed(self, session: int, length: int) -> Ready | None:
         """What stands behind the request's present text, if it has come by now."""
@@ -155,19 +150,11 @@ class Client:
             self._times.append(AnswerTime(answer.arrives_at - self._sent_at[message.round], expected, drafted))
 
     def _file_row(self, row: Speculation, arrives_at: float) -> None:
-        request = self._requests.get(row.session)
-        if request is None or row.epoch != request.epoch:
+        if not self._ledger.has(row.session, row.epoch):
             return
-        if row.base == 0:
+        if not self._ledger.reaches(row.session, row.base):
             raise AssertionError("the draft server has lost a session, and nothing here loses one: this is a bug")
-        del request.tail[: row.base - request.confirmed]
-        request.confirmed = row.base
-        tokens: list[int] = unpack_tokens(row.tokens, _NO_LIMIT).tolist()
-        if not request.tail:
+        if self._ledger.confirm(row.session, row.base):
+            tokens: list[int] = unpack_tokens(row.tokens, _NO_LIMIT).tolist()
             ready = Ready(row.base, Proposed(tokens[: self._num_steps]), row.source)
             self._ready[row.session] = arrives_at, ready
-
-
-def _outcome(request: Request, verified: int) -> Outcome:
-    tokens = pack_tokens(request.tail)
-    return Outcome(request.session, request.epoch, request.confirmed, verified, request.remaining, tokens)
