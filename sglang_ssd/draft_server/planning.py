@@ -55,6 +55,7 @@ class Planning:
             step_us=self._clock.estimate,
             acceptance=target.planner.acceptance.rate,
             jit_steps=target.jit_steps,
+            tried_rows=self._clock.most_rows,
         )
         return best_shape(hits, setting)
 

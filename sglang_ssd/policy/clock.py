@@ -33,10 +33,17 @@ class StepClock:
         self._estimates.clear()
 
     def estimate(self, rows: int) -> float:
-        """Between the sizes seen so far by a straight line, beyond them as the nearest; 0.0 before the first step."""
+        """Along a line through the sizes seen so far, which goes on above the largest; 0.0 before the first step."""
         if rows not in self._estimates:
-            self._estimates[rows] = _between(_plausible(sorted(self._by_size.values())), rows)
+            points = _plausible(sorted(self._by_size.values()))
+            beyond = len(points) > 1 and rows > points[-1][0]
+            self._estimates[rows] = _above(points, rows) if beyond else _between(points, rows)
         return self._estimates[rows]
+
+    @property
+    def most_rows(self) -> int:
+        """Of the largest size seen so far."""
+        return round(max((rows for rows, _ in self._by_size.values()), default=0))
 
     def points(self) -> tuple[tuple[int, int], ...]:
         """(rows, microseconds) of every size seen so far, for the wire."""
@@ -110,10 +117,16 @@ def _along(by_width: Mapping[int, float], width: int) -> float:
     points = _plausible(sorted(by_width.items()))
     if len(points) < 2 or points[0][0] <= width <= points[-1][0]:
         return _between(points, width)
-    low, high = (points[0], points[1]) if width < points[0][0] else (points[-2], points[-1])
-    slope = max(0.0, (high[1] - low[1]) / (high[0] - low[0]))
-    anchor = low if width < points[0][0] else high
-    return max(anchor[1] / 4, anchor[1] + slope * (width - anchor[0]))
+    if width > points[-1][0]:
+        return _above(points, width)
+    (left, low), (right, high) = points[:2]
+    return max(low / 4, low - max(0.0, (high - low) / (right - left)) * (left - width))
+
+
+def _above(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Beyond the last of ``points``, on the line through it and the one before."""
+    (left, low), (right, high) = points[-2:]
+    return high + max(0.0, (high - low) / (right - left)) * (at - right)
 
 
 def _plausible(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -14,6 +14,7 @@ from sglang_ssd.policy.acceptance import Acceptance
 from sglang_ssd.policy.clock import StepClock, VerifyClock
 from sglang_ssd.policy.fallback import Fallback, Round, best_fallback, rule
 from sglang_ssd.policy.running import RunningMean, RunningShare
+from sglang_ssd.policy.waits import Waits
 from sglang_ssd.policy.worth import expected_tokens
 
 LONGEST_RULE = 32
@@ -27,8 +28,9 @@ _PLAIN_SAMPLES, _BETWEEN_PLAIN_SAMPLES = 3, 4
 """The first samples come sooner, for one alone may have met a bad moment; and the rounds between these."""
 _LOOK_ROWS, _LONGEST_LOOK = 12, 3
 """Answers that one look from K = 0 is after, and its rounds at most."""
-_BLIND = 2
-"""Rounds before a look: the draft server catches up with the text and makes a tree, and nobody waits for drafts."""
+_BLIND = 4
+"""Rounds before a look: the draft server catches up with the text, which takes a round or two for a large batch, and makes
+a tree. Nobody waits for drafts yet, so more of them cost nothing."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 512
 _LEAST_MEMORY, _MEMORY_ROUNDS = 64, 32
 """How many rows, and rounds of a large batch, count in what is known of hits and acceptance."""
@@ -41,10 +43,8 @@ class _Batch:
     """What is known of batches of one size."""
 
     num_steps: int
-    waited_s: dict[int, RunningMean] = field(default_factory=dict)
-    """By K: a long tree is waited for when a short one is not."""
+    waits: Waits = field(default_factory=Waits)
     rest_s: RunningMean = field(default_factory=lambda: RunningMean(0.0, gain=1 / 16))
-    planned: int = 0
     since_plain: int = 0
     """Rounds since a forward of one token a request."""
     pause: int = _FIRST_PAUSE
@@ -104,19 +104,17 @@ class RoundPolicy:
         """From one round to the next, neither forward nor wait took so long: scheduling, streaming, other work."""
         self._of(batch).rest_s.observe(seconds)
 
-    def waited(self, batch: int, seconds: float) -> None:
-        """A round in which nothing had to be drafted waited so long for its speculations."""
-        mine = self._of(batch)
-        mine.waited_s.setdefault(mine.planned, RunningMean(0.0, gain=1 / 8)).observe(seconds)
+    def waited(self, batch: int, num_steps: int, seconds: float) -> None:
+        """A round with this K, in which nothing had to be drafted, waited so long for its speculations."""
+        self._of(batch).waits.observe(num_steps, seconds)
 
     # ---- decisions --------------------------------------------------------------------------------------------
 
     def num_steps(self, batch: int) -> int:
         """K of the coming round of a batch of this size. Call once per round."""
-        planned = self._num_steps(batch)
-        self._of(batch).planned = planned
         self._memory = 1 - 1 / max(_LEAST_MEMORY, _MEMORY_ROUNDS * batch)
-        return planned
+        self._of(batch).waits.begin_round()
+        return self._num_steps(batch)
 
     def _num_steps(self, batch: int) -> int:
         self.blind = False
@@ -162,7 +160,7 @@ class RoundPolicy:
             "acceptance": round(self.acceptance.rate, 3),
             "ngram_tokens": round(self._ngram.value, 3),
             "wait_ms": {
-                batch: {steps: round(1e3 * waited.value, 2) for steps, waited in sorted(known.waited_s.items())}
+                batch: {steps: round(1e3 * seconds, 2) for steps, seconds in known.waits.estimates().items()}
                 for batch, known in sorted(self._batches.items())
             },
             "rest_ms": {batch: round(1e3 * known.rest_s.value, 2) for batch, known in sorted(self._batches.items())},
@@ -203,17 +201,12 @@ class RoundPolicy:
         )
         tokens = batch * (hit * round_.hit_tokens + (1 - hit) * per_miss)
         drafting = (1 - hit**batch) * answer.steps * self.step_clock.estimate(self._missed(batch)) / 1e6
-        return tokens / (work + drafting + self._waiting(batch, num_steps))
+        return tokens / (work + drafting + self._of(batch).waits.estimate(num_steps))
 
     def _work_s(self, batch: int, width: int) -> float:
         """A round without waiting; 0.0 before the first forward."""
         verify_s = self.verify_clock.estimate(batch, width)
         return verify_s + self._of(batch).rest_s.value if verify_s > 0 else 0.0
-
-    def _waiting(self, batch: int, num_steps: int) -> float:
-        """Of a round with this K, for what was prepared; what was never tried is hoped for."""
-        known = self._of(batch).waited_s.get(num_steps)
-        return 0.0 if known is None else known.value
 
     def _plain_is_due(self, mine: _Batch, batch: int) -> bool:
         """Whether to measure a forward without drafts: the first draft may cost more than each further one, so a line

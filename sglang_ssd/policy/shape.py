@@ -21,7 +21,8 @@ class Setting:
     """What a round's tree is made for: S sessions, a K of ``limit``, an outcome in ``available_us`` microseconds.
 
     ``verify_us`` is the target's whole forward (0 when unknown), ``step_us(rows)`` a draft step's time, ``acceptance``
-    the chance of one more accepted token, ``jit_steps`` what a missed row is drafted afterwards.
+    the chance of one more accepted token, ``jit_steps`` what a missed row is drafted afterwards. No step was measured
+    that had more than ``tried_rows``.
     """
 
     sessions: int
@@ -31,6 +32,7 @@ class Setting:
     step_us: Callable[[int], float]
     acceptance: float
     jit_steps: int
+    tried_rows: int
 
 
 def best_shape(hits: Sequence[float], setting: Setting) -> Shape:
@@ -39,11 +41,13 @@ def best_shape(hits: Sequence[float], setting: Setting) -> Shape:
     ``hits[n]`` is how many sessions are expected to hit with the n best branches, so the most rows are
     ``len(hits) - 1``. A tree of depth d takes d steps of its rows and one before them, for what the text and the chain
     lack of KV. What is not ready when the outcome comes is waited for; missed rows are drafted after it. Without
-    measurements it is all rows and the whole depth.
+    measurements it is all rows and the whole depth; afterwards at most twice the rows that were tried, for what larger
+    steps take is a guess.
     """
     most = len(hits) - 1
     if setting.verify_us <= 0 or setting.step_us(1) <= 0:
         return Shape(most, setting.limit)
+    most = min(most, 2 * setting.tried_rows)
     shapes = [Shape(rows, depth) for rows in _sizes(most) for depth in range(1, setting.limit + 1)]
     return max(shapes, key=lambda shape: _rate(hits[shape.rows], shape, setting), default=Shape(0, 0))
 

@@ -164,4 +164,4 @@ class Collector:
         for answer, limit in asked:
             self._policy.answered(answer.source, len(answer.proposed.tokens), limit)
         if not any(answer.source == "jit" for answer, _ in asked):
-            self._policy.waited(len(answers), waited_s)
+            self._policy.waited(len(answers), self.plan.num_steps, waited_s)

@@ -12,10 +12,12 @@ def test_a_step_takes_what_its_neighbours_say():
     clock = StepClock()
     assert clock.estimate(4) == 0.0
     clock.observe(1, 100.0)
+    assert clock.estimate(99) == 100.0
     clock.observe(64, 730.0)
     assert clock.estimate(1) == 100.0
     assert clock.estimate(8) == pytest.approx(170.0)
-    assert clock.estimate(100) == 730.0
+    assert clock.estimate(100) == pytest.approx(1090.0)  # more rows than ever go on as they did
+    assert clock.most_rows == 64
     for _ in range(100):
         clock.observe(1, 200.0)
     assert clock.estimate(1) == pytest.approx(200.0)

@@ -43,7 +43,9 @@ def scraped(registry: CollectorRegistry) -> dict[str, float]:
     """Samples by name and labels, the model's left out."""
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     found = [re.fullmatch(r'(\w+)\{(.*?),?model_name="the model",?(.*)\} (\S+)', line) for line in lines]
-    return {f"{m[1]}{{{m[2]}{m[3]}}}": float(m[4]) for m in found if m and not m[1].endswith("_created")}
+    return {
+        f"{m[1]}{{{','.join(filter(None, m.group(2, 3)))}}}": float(m[4]) for m in found if m and "_created" not in m[1]
+    }
 
 
 def test_what_is_scraped_is_what_the_status_says(figures: Figures) -> None:

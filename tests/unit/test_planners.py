@@ -184,7 +184,7 @@ HITS = [0.0, *np.cumsum(0.4 * 0.75 ** np.arange(16)) / 1.7]
 
 
 def a_setting(step_us=10_000.0, verify_us=100_000.0, available_us=95_000.0, sessions=1, limit=4):
-    return Setting(sessions, limit, available_us, verify_us, lambda rows: step_us * (1 + rows / 64), 0.6, limit)
+    return Setting(sessions, limit, available_us, verify_us, lambda rows: step_us * (1 + rows / 64), 0.6, limit, 99)
 
 
 def test_nothing_known_means_everything():
@@ -202,6 +202,12 @@ def test_rows_cost_time_too():
     """When rows are dear, fewer of them are prepared."""
     dear = replace(a_setting(), step_us=lambda rows: 4_000.0 * rows)
     assert best_shape(HITS, dear).rows < 12
+
+
+def test_the_next_larger_step_is_tried_and_no_giant():
+    """What steps take was seen up to so many rows only; a guess about ten times as many is worth nothing."""
+    rows = [best_shape(HITS, replace(a_setting(step_us=1.0), tried_rows=tried)).rows for tried in (1, 2, 3, 8)]
+    assert rows == [2, 4, 6, 16]
 
 
 def test_there_may_be_nothing_to_prepare():

@@ -185,12 +185,12 @@ def test_nobody_waits_before_a_look_and_the_look_is_short_in_a_large_batch():
         policy = RoundPolicy(4, ALL, adaptive=True)
         teach(policy, batch, {1: 0.1, 5: 0.5})
         look = []
-        while len(look) < 2 or look[-1][0]:
+        while len(look) < 4 or look[-1][0]:
             k = policy.num_steps(batch)
             if k or look:
                 look.append((k, policy.blind, {answer.kind for answer in policy.rule(batch, k)}))
         planned = [k for k, _, _ in look[:-1]]
         assert all(planned)
-        assert len(planned) == 2 + rounds
-        assert [blind for _, blind, _ in look] == [True] * 2 + [False] * (rounds + 1)
-        assert [kinds for _, _, kinds in look[:2]] == [{"none"}, {"none"}]
+        assert len(planned) == 4 + rounds
+        assert [blind for _, blind, _ in look] == [True] * 4 + [False] * (rounds + 1)
+        assert [kinds for _, _, kinds in look[:4]] == [{"none"}] * 4
