@@ -205,14 +205,15 @@ def waterfall_of(found: Sequence[Ceiling]) -> Ceiling | None:
 
 
 _READING = """\
-`off` is SGLang without speculation, `sync` the same draft server with the cache off (drafts after each outcome) at its
-own best K, `ssd` the cache ahead. The modes alternate in blocks on the same prompts; a ratio is the geometric mean over
-paired blocks with its 95 % bootstrap interval. Rates count the time in which a batch is full and decodes, unless said
-otherwise: from its last first token until more than a quarter of its requests have ended. (Answers here are short, and
-prefill is the same for all; speculation ends some of a batch early.) ITL is the time between two events of a stream;
-the tokens of one round come as one event. The caches of both sides are emptied before every block. All modes have the
-same attention on a CPU (ours); at T > 0 `off` draws with SGLang's sampler and the others with ours, which costs less in
-a large batch, so that there a part of what they gain is not speculation's."""
+`off` is SGLang without speculation, `sync` the same draft server with the cache off (drafts after each outcome) at the
+K that is best for it at each point (every K is tried in the first quarter of the blocks there), `ssd` the cache ahead.
+The modes alternate in blocks on the same prompts; a ratio is the geometric mean over paired blocks with its 95 %
+bootstrap interval. Rates count the time in which a batch is full and decodes, unless said otherwise: from its last
+first token until more than a quarter of its requests have ended. (Answers here are short, and prefill is the same for
+all; speculation ends some of a batch early.) ITL is the time between two events of a stream; the tokens of one round
+come as one event. The caches of both sides are emptied before every block. All modes have the same attention on a CPU
+(ours); at T > 0 `off` draws with SGLang's sampler and the others with ours, which costs less in a large batch, so that
+there a part of what they gain is not speculation's."""
 
 _CORES = """ \
 Each model computes on one thread a core it is given; beside a draft server all of SGLang's processes keep to the

@@ -100,19 +100,21 @@ class VerifyClock:
         return {batch: self._seconds(batch) for batch in sorted(self._by_batch)}
 
     def estimate(self, batch: int, width: int) -> float:
-        """Of the nearest batch size seen so far, along a line through its widths; 0.0 before the first forward."""
+        """Of the nearest batch size seen so far, along a line through its widths: at the width at which it has as many
+        positions; 0.0 before the first forward.
+        """
         if not self._by_batch:
             return 0.0
         if (batch, width) not in self._estimates:
             nearest = min(self._by_batch, key=lambda size: (abs(size - batch), size))
-            self._estimates[batch, width] = _along(self._seconds(nearest), width)
+            self._estimates[batch, width] = _along(self._seconds(nearest), batch * width / nearest)
         return self._estimates[batch, width]
 
     def _seconds(self, batch: int) -> dict[int, float]:
         return {width: self._pace * known.seconds for width, known in sorted(self._by_batch[batch].items())}
 
 
-def _along(by_width: Mapping[int, float], width: int) -> float:
+def _along(by_width: Mapping[int, float], width: float) -> float:
     """Two widths give a line that also holds beyond them; wider is never faster."""
     points = _plausible(sorted(by_width.items()))
     if len(points) < 2 or points[0][0] <= width <= points[-1][0]:

@@ -29,8 +29,8 @@ _PLAIN_SAMPLES, _BETWEEN_PLAIN_SAMPLES = 3, 4
 _LOOK_ROWS, _LONGEST_LOOK = 12, 3
 """Answers that one look from K = 0 is after, and its rounds at most."""
 _BLIND = 4
-"""Rounds before a look: the draft server catches up with the text, which takes a round or two for a large batch, and makes
-a tree. Nobody waits for drafts yet, so more of them cost nothing."""
+"""Rounds before a look: the draft server catches up with the text, which takes it a round or two in a large batch, and
+makes a tree. Nobody waits for drafts yet, so more of them cost nothing."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 512
 _LEAST_MEMORY, _MEMORY_ROUNDS = 64, 32
 """How many rows, and rounds of a large batch, count in what is known of hits and acceptance."""

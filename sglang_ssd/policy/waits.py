@@ -23,8 +23,8 @@ class _Known:
 class Waits:
     """A long tree is waited for when a short one is not, so each K has an estimate of its own.
 
-    It counts beside one sample of what the next shorter K is waited for (nothing for K = 1), and fades toward that while
-    the K is not tried: one bad moment, as when many requests begin at once, must not rule a K out for ever.
+    It counts beside one sample of what the next shorter K is waited for (nothing for K = 1), and fades toward that
+    while the K is not tried: one bad moment, as when many requests begin at once, must not rule a K out for ever.
     """
 
     _by_steps: dict[int, _Known] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Waits:
 
     def estimates(self) -> dict[int, float]:
         """Seconds for every K that was tried."""
-        return {steps: self.estimate(steps) for steps in sorted(self._by_steps) if steps}
+        return {steps: self.estimate(steps) for steps in sorted(self._by_steps)}
 
     def _weight(self, known: _Known) -> float:
         fading: float = _FADES ** (self._rounds - known.at)
