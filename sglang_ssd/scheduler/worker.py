@@ -106,14 +106,12 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
 
     def status(self) -> dict[str, object]:
         """The scheduler's part of ``/ssd/status``."""
+        return {"num_steps": self.speculative_num_steps} | self._totals() | self._collector.describe()
+
+    def _totals(self) -> dict[str, object]:
+        """The part that is cheap to tell, for the metrics."""
         link = self._client.describe() if self._client else {"draft_state": "none"}
-        return (
-            self._options.describe()
-            | {"num_steps": self.speculative_num_steps}
-            | self.figures.as_dict()
-            | self._collector.describe()
-            | link
-        )
+        return self._options.describe() | self.figures.as_dict() | link
 
     def forward_batch_generation(
         self,
@@ -139,7 +137,7 @@ class SSDWorker(BaseSpecWorker):  # type: ignore[misc]
         if ended and self._client is not None:
             self._client.close(ended)
         if self._exporter is not None:
-            self._exporter.offer(self.status)
+            self._exporter.offer(self._totals)
 
     def clear_cache_pool(self) -> None:
         """``/flush_cache``: the draft server forgets its prefixes too."""
