@@ -106,10 +106,6 @@ class DraftClient:
         """How long answers took since the last call."""
         return self._mailbox.take_answer_times()
 
-    def idle(self) -> bool:
-        """Whether the thread has taken up everything that was posted."""
-        return self._jobs.empty()
-
     def stop(self) -> None:
         """End the thread and close the socket."""
         self._jobs.end()

@@ -26,10 +26,6 @@ class Jobs:
         self._queue.put(None)
         os.eventfd_write(self.wake_fd, 1)
 
-    def empty(self) -> bool:
-        """Whether everything posted so far has been begun."""
-        return self._queue.empty()
-
     def do(self) -> bool:
         """Do everything posted so far; False after the end."""
         with suppress(BlockingIOError):

@@ -283,4 +283,4 @@ def test_a_server_that_does_not_read_does_not_block_us(client: DraftClient, peer
     for number in range(3000):
         commit(client, number, 3, [])
     assert time.monotonic() - started < PATIENCE_S
-    until(lambda: client.idle())
+    until(lambda: client._jobs._queue.empty())
