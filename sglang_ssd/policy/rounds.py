@@ -81,7 +81,8 @@ class RoundPolicy:
         ready = source in ("hit", "partial")
         self._hit.observe(ready, self._memory)
         if ready:
-            self._reach.observe(float(drafts if drafts < asked else self._most))
+            # As many as were asked for: there may be more, but only a longer K would tell.
+            self._reach.observe(drafts if drafts < asked else max(self._reach.value, min(asked + 1, self._most)))
 
     def verified(self, source: str, accepted: int, verified: int) -> None:
         """A row's outcome: ``accepted`` of ``verified`` drafts from ``source``."""

@@ -127,6 +127,16 @@ def test_with_a_fixed_k_the_fallback_still_learns():
     assert policy.rule(1, 4)[0].kind == "none"
 
 
+def test_all_that_a_short_k_asked_for_says_little_about_longer_ones():
+    """Answers of 2 at most were all that came at K = 4: full ones at K = 2 are no reason to expect four."""
+    policy = RoundPolicy(4, ALL, adaptive=True)
+    teach(policy, 1, {1: 0.100, 5: 0.112})
+    assert policy.num_steps(1) == 4
+    for drafts, asked in [(2, 4)] * 200 + [(2, 2)] * 200:
+        policy.answered("partial" if drafts < asked else "hit", drafts, asked)
+    assert 2 <= policy.num_steps(1) <= 3
+
+
 def test_k_falls_when_few_drafts_are_accepted():
     policy = RoundPolicy(8, ALL, adaptive=True)
     teach(policy, 1, {1: 0.100, 9: 0.140}, accepted=1)
