@@ -87,6 +87,7 @@ class Point:
     data_set: str
     rate: float | None
     variants: dict[str, Samples]
+    turns: int = 1
 
     @property
     def sync(self) -> Samples | None:
@@ -115,9 +116,16 @@ class Point:
         ranked = sorted(others, key=lambda samples: -self._against_off(samples))
         return ranked[0] if ranked else None
 
-    def against(self, other: Samples | None, rate: Rate = decode_rate) -> Ratio | None:
-        """The ratio of ssd to ``other`` in the blocks that both have."""
-        return None if self.ssd is None or other is None else paired_ratio(pair(self.ssd, other, rate))
+    @property
+    def judged_rate(self) -> Rate:
+        """While the batch is full; where requests follow one another it is full but for the end."""
+        return decode_rate if self.turns == 1 else whole_rate
+
+    def against(self, other: Samples | None, rate: Rate | None = None) -> Ratio | None:
+        """The ratio of ssd to ``other`` in the blocks that both have, by the judged rate or another."""
+        if self.ssd is None or other is None:
+            return None
+        return paired_ratio(pair(self.ssd, other, rate or self.judged_rate))
 
     def _fastest(self, prefix: str) -> Samples | None:
         tried = [samples for name, samples in self.variants.items() if name.startswith(prefix)]
@@ -126,7 +134,7 @@ class Point:
         return max(often, key=self._against_off, default=None)
 
     def _against_off(self, samples: Samples) -> float:
-        ratio = paired_ratio(pair(samples, self.off, decode_rate)) if self.off is not None else None
+        ratio = paired_ratio(pair(samples, self.off, self.judged_rate)) if self.off is not None else None
         return ratio.mean if ratio is not None else 0.0
 
 
@@ -139,15 +147,21 @@ def pair(first: Samples, second: Samples, rate: Rate) -> list[float]:
 
 def points(records: Iterable[Record]) -> list[Point]:
     """Records by cell, in order of loop, temperature and batch size."""
-    cells: dict[tuple[int, float, str, float | None], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    cells: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        where = (record["batch"], record["temperature"], record["data_set"], record["rate"])
-        cells[where][record["variant"]].append(record)
-    made = [
-        Point(*where, variants={name: Samples(name, found) for name, found in variants.items()})
-        for where, variants in cells.items()
-    ]
-    return sorted(made, key=lambda p: (p.rate is not None, p.temperature, p.batch, p.data_set, p.rate or 0))
+        cells[record["cell"]].append(record)
+    made = map(_point, cells.values())
+    return sorted(made, key=lambda p: (p.rate is not None, p.turns, p.temperature, p.batch, p.data_set, p.rate or 0))
+
+
+def _point(records: list[Record]) -> Point:
+    """Of the records of one cell."""
+    variants: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        variants[record["variant"]].append(record)
+    batch, temperature, data_set, rate = (records[0][name] for name in ("batch", "temperature", "data_set", "rate"))
+    samples = {name: Samples(name, found) for name, found in variants.items()}
+    return Point(batch, temperature, data_set, rate, samples, records[0].get("turns", 1))
 
 
 def is_sweep(record: Record) -> bool:
@@ -158,7 +172,12 @@ def is_sweep(record: Record) -> bool:
 
 def closed(all_points: Sequence[Point]) -> list[Point]:
     """Those at which all modes were measured in closed batches."""
-    return [p for p in all_points if p.rate is None and p.off is not None and p.ssd is not None]
+    return [p for p in all_points if p.rate is None and p.turns == 1 and p.off is not None and p.ssd is not None]
+
+
+def steady(all_points: Sequence[Point]) -> list[Point]:
+    """Those at which requests followed one another and all modes were measured."""
+    return [p for p in all_points if p.turns > 1 and p.off is not None and p.ssd is not None]
 
 
 def by_data_set(point: Point) -> dict[str, Point]:

@@ -1,4 +1,5 @@
-"""The load: streaming requests to ``/generate``, all at once or at random arrivals, with the time of every event.
+"""The load: streaming requests to ``/generate``, all at once, some at a time, or at random arrivals, with the
+time of every event.
 
 ``sglang.benchmark.serving`` reads its options from a module-wide ``args``, spreads the time between two events over
 their tokens and has no closed batch of fixed prompts, so the requests here are our own.
@@ -69,12 +70,13 @@ class Answer:
         return self.events[-1][0]
 
 
-def play(url: str, asks: Sequence[Ask], rate: float | None = None) -> list[Answer]:
+def play(url: str, asks: Sequence[Ask], rate: float | None = None, at_once: int | None = None) -> list[Answer]:
     """Send all requests at once, or ``rate`` a second at Poisson arrivals (the same for the same asks); wait for all.
+    No more than ``at_once`` are under way: the next one is sent when one ends.
 
     Raises LoadError.
     """
-    return asyncio.run(_play(url, asks, _arrivals(asks, rate)))
+    return asyncio.run(_play(url, asks, _arrivals(asks, rate), at_once or len(asks)))
 
 
 def _arrivals(asks: Sequence[Ask], rate: float | None) -> list[float]:
@@ -88,25 +90,27 @@ def _arrivals(asks: Sequence[Ask], rate: float | None) -> list[float]:
     return arrivals
 
 
-async def _play(url: str, asks: Sequence[Ask], arrivals: list[float]) -> list[Answer]:
+async def _play(url: str, asks: Sequence[Ask], arrivals: list[float], at_once: int) -> list[Answer]:
     timeout = aiohttp.ClientTimeout(total=900)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        work = (_one(session, url, ask, at) for ask, at in zip(asks, arrivals, strict=True))
+        room = asyncio.Semaphore(at_once)
+        work = (_one(session, url, ask, at, room) for ask, at in zip(asks, arrivals, strict=True))
         return list(await asyncio.gather(*work))
 
 
-async def _one(session: aiohttp.ClientSession, url: str, ask: Ask, at: float) -> Answer:
+async def _one(session: aiohttp.ClientSession, url: str, ask: Ask, at: float, room: asyncio.Semaphore) -> Answer:
     if at:
         await asyncio.sleep(at)
-    answer = Answer(ask, time.perf_counter())
-    try:
-        async with session.post(f"{url}/generate", json=ask.body()) as response:
-            if response.status != 200:
-                raise LoadError(f"HTTP {response.status}: {(await response.text())[:300]}")
-            async for line in response.content:
-                _note(answer, line)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise LoadError(f"no answer: {error!r}") from error
+    async with room:
+        answer = Answer(ask, time.perf_counter())
+        try:
+            async with session.post(f"{url}/generate", json=ask.body()) as response:
+                if response.status != 200:
+                    raise LoadError(f"HTTP {response.status}: {(await response.text())[:300]}")
+                async for line in response.content:
+                    _note(answer, line)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise LoadError(f"no answer: {error!r}") from error
     if not answer.events:
         raise LoadError("an answer without a token")
     return answer

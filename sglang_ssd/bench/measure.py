@@ -26,19 +26,19 @@ _MAY_HAVE_ENDED = 4
 Record = dict[str, Any]
 
 
-def measure(server: Server, asks: Sequence[Ask], rate: float | None = None) -> Record:
-    """Play ``asks`` on an idle server whose caches are emptied first, and return the figures of the block."""
+def measure(server: Server, asks: Sequence[Ask], rate: float | None = None, at_once: int | None = None) -> Record:
+    """:func:`play` ``asks`` on an idle server whose caches are emptied first, and return the figures of the block."""
     server.flush()
     time.sleep(HEARTBEAT_S)
     before, cores = server.status(), Cores(server)
     with DraftMemory(server) as memory:
-        answers = play(server.url, asks, rate)
+        answers = play(server.url, asks, rate, at_once)
     record = client_figures(answers)
     record["cores"] = cores.used(record["wall_s"])
     time.sleep(HEARTBEAT_S)
     record |= server_figures(before, server.status())
     if memory.peak:
-        record["draft_memory"] = {"slots": memory.peak, "sessions": len(asks)}
+        record["draft_memory"] = {"slots": memory.peak, "sessions": at_once or len(asks)}
     return record
 
 

@@ -14,7 +14,7 @@ from textwrap import fill
 from typing import Any
 
 from sglang_ssd.bench import machine
-from sglang_ssd.bench.analysis import by_data_set, closed, is_sweep, points
+from sglang_ssd.bench.analysis import by_data_set, closed, is_sweep, points, steady
 from sglang_ssd.bench.ceiling import Ceiling, ceiling
 from sglang_ssd.bench.goals import goals
 from sglang_ssd.bench.results import Results, ResultsError
@@ -30,6 +30,7 @@ from sglang_ssd.bench.tables import (
     open_table,
     rounds_table,
     scaling_table,
+    steady_table,
     sweep_table,
     throughput_table,
     waterfall_table,
@@ -71,6 +72,7 @@ class Page:
         self.points = points(record for record in self.run.blocks if not is_sweep(record))
         self.closed = closed(self.points)
         self.open = [point for point in points(every) if point.rate is not None]
+        self.steady = steady(points(every))
         self.ceilings = [found for point in self.closed if (found := ceiling(point)) is not None]
         self.sweeps = points(record for record in every if is_sweep(record))
         self.failed = [event for each in results for event in each.events("failed")]
@@ -132,7 +134,8 @@ class Page:
 
     def _caps(self) -> list[tuple[int, int]]:
         cells = self.run.header["plan"]["cells"]
-        return sorted({(cell["batch"], cell["tokens"]) for cell in cells if cell["rate"] is None})
+        alone = (cell for cell in cells if cell["rate"] is None and cell.get("turns", 1) == 1)
+        return sorted({(cell["batch"], cell["tokens"]) for cell in alone})
 
     def _doubts(self) -> list[str]:
         doubts = []
@@ -164,6 +167,8 @@ class Page:
         single = next((p for p in self.closed if p.batch == 1 and p.temperature == 0), None)
         if single is not None and len(by_data_set(single)) > 1:
             yield "## Data sets (batch 1, T = 0)\n\n" + data_set_table(by_data_set(single))
+        if self.steady:
+            yield "## Requests that follow one another\n\n" + _STEADY + "\n\n" + steady_table(self.steady)
         if self.open:
             yield "## Requests at random arrivals\n\n" + open_table(self.open)
         if self.sweeps or self.failed:
@@ -221,6 +226,10 @@ target's cores, and without one (`off`) its HTTP server and detokenizer may use 
 
 _DECISIONS = """\
 At the end of the run, after all temperatures in turn. Batch sizes in between are those of answers that ended early."""
+
+_STEADY = """\
+So many are always under way: when one ends the next begins, with its prefill. Rates are those of whole blocks, from the
+first request to the end of the last answer, in which the batch becomes small at last."""
 
 _CEILING = """\
 T_sd is a round of `sync` at its best K. The ceiling is that mode with its waiting for drafts taken out; `ssd` is

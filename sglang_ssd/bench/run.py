@@ -92,15 +92,15 @@ class Run:
 
     def _measure(self, server: Server, block: Block, variant: Variant) -> None:
         cell = block.cell
-        start = block.number * cell.batch
-        prompts = self._prompts.take(cell.data_set, start, cell.batch)
+        start = block.number * cell.requests
+        prompts = self._prompts.take(cell.data_set, start, cell.requests)
         asks = [  # a prompt has the same seed at every batch size
             Ask(p.data_set, p.ids, cell.tokens, cell.temperature, seed, variant.num_steps)
             for seed, p in enumerate(prompts, start=start + 1)
         ]
         where = {"cell": cell.key, "block": block.number, "variant": variant.name}
-        point = {"batch": cell.batch, "temperature": cell.temperature, "data_set": cell.data_set, "rate": cell.rate}
-        record: Record = where | point | measure(server, asks, cell.rate)
+        point = {name: getattr(cell, name) for name in ("batch", "temperature", "data_set", "rate", "turns")}
+        record: Record = where | point | measure(server, asks, cell.rate, cell.batch)
         logger.info("    %-12s %6.2f tokens/s", variant.name, record["tokens"] / record["wall_s"])
         self._results.add(record)
 

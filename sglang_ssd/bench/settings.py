@@ -18,7 +18,8 @@ BASE_FLAGS = ("--host", "127.0.0.1", "--max-total-tokens", str(MAX_TOTAL_TOKENS)
 class Cell:
     """One point: ``batch`` requests at once, or ``batch`` in all at ``rate`` a second (Poisson); up to ``tokens`` each.
 
-    ``blocks`` is how often it is measured.
+    With ``turns`` there are so many times ``batch`` requests, and the next begins when one ends. ``blocks`` is how
+    often it is measured.
     """
 
     batch: int
@@ -27,12 +28,19 @@ class Cell:
     blocks: int
     data_set: str = MIXED
     rate: float | None = None
+    turns: int = 1
 
     @property
     def key(self) -> str:
         """Its name in the results."""
         rate = "" if self.rate is None else f" rate={self.rate:g}"
-        return f"batch={self.batch} T={self.temperature:g} {self.data_set}{rate}"
+        turns = "" if self.turns == 1 else f" turns={self.turns}"
+        return f"batch={self.batch} T={self.temperature:g} {self.data_set}{rate}{turns}"
+
+    @property
+    def requests(self) -> int:
+        """Of one block."""
+        return self.batch * self.turns
 
 
 @dataclass(frozen=True)
@@ -148,4 +156,7 @@ SWEEPS = Plan(
     bookkeeping=False,
 )
 LOAD = Plan("load", tuple(Cell(12, 0.0, 32, 1, rate=rate) for rate in (0.2, 0.5)), 6.0, (1, 2), bookkeeping=False)
-PLANS = {plan.name: plan for plan in (SMOKE, SHORT, FULL, SWEEPS, LOAD)}
+STEADY = Plan(
+    "steady", tuple(Cell(batch, 0.0, 32, 4, turns=4) for batch in (4, 16, 32)), 10.0, (1, 2), bookkeeping=False
+)
+PLANS = {plan.name: plan for plan in (SMOKE, SHORT, FULL, SWEEPS, LOAD, STEADY)}

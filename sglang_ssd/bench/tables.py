@@ -154,6 +154,19 @@ def data_set_table(by_set: Mapping[str, Point]) -> str:
     return table(head, rows)
 
 
+def steady_table(points: Sequence[Point]) -> str:
+    """Whole rates of requests that follow one another."""
+    head = ("T", "at once", "requests", "blocks", "off", "sync", "ssd", "ssd / off", "ssd / sync")
+    return table(head, map(_steady_row, points))
+
+
+def _steady_row(point: Point) -> tuple[object, ...]:
+    rates = [f"{samples.rate:.1f}" if samples else None for samples in (point.off, point.sync, point.ssd)]
+    ratios = [point.against(point.off), point.against(point.sync)]
+    blocks = len(point.ssd.records) if point.ssd else 0
+    return f"{point.temperature:g}", point.batch, point.batch * point.turns, blocks, *rates, *ratios
+
+
 def open_table(points: Sequence[Point]) -> str:
     """Throughput and latency by rate of arrival."""
     head = ("requests/s", "requests", "mode", "tokens/s", "TPOT ms, p50 / p95 / p99", "TTFT ms, p50 / p95 / p99")

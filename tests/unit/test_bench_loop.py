@@ -45,6 +45,7 @@ class Stage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[str] = []
         self.measured: list[tuple[str, int, float]] = []
+        self.at_once: list[int] = []
         self.stop_after = 10**9
         self.refused: set[str] = set()
         self.seconds = 1.0
@@ -58,12 +59,13 @@ class Stage:
         self.started += wanted
         yield {name: PlayedServer(name, flags) for name, flags in wanted.items()}
 
-    def measure(self, server, asks, rate=None):
+    def measure(self, server, asks, rate=None, at_once=None):
         if asks[0].data_set == "warm-up":
             return {}
         if len(self.measured) == self.stop_after:
             raise KeyboardInterrupt
         self.measured.append((server.name, len(asks), asks[0].temperature))
+        self.at_once.append(at_once)
         wall = SECONDS.get(server.name, 1.0) * self.seconds
         return {"wall_s": wall, "tokens": 8 * len(asks), "prompts": [ask.ids for ask in asks], "seed": asks[0].seed}
 
@@ -89,6 +91,15 @@ def test_all_variants_of_a_block_get_the_same_prompts_and_seeds(stage: Stage, tm
     assert len({kinds.pop() for kinds in asked.values()}) > 3
     assert results.complete
     assert results.blocks[0]["data_set"] == MIXED
+
+
+def test_of_requests_that_follow_one_another_a_batch_is_under_way(stage: Stage, tmp_path: Path) -> None:
+    results = carry_out(tmp_path / "results.json", PLAN.replace(cells=(Cell(2, 0.0, 8, 2, turns=3),), sweeps=()))
+    assert {requests for _, requests, _ in stage.measured} == {6}
+    assert set(stage.at_once) == {2}
+    assert {each["turns"] for each in results.blocks} == {3}
+    first, second = ({str(each["prompts"]) for each in results.blocks if each["block"] == block} for block in (0, 1))
+    assert first.isdisjoint(second)
 
 
 def test_a_run_that_is_stopped_anywhere_ends_as_one_that_is_not(stage: Stage, tmp_path: Path) -> None:

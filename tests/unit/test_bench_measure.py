@@ -129,6 +129,24 @@ def test_play_sends_all_at_once_and_notes_every_event_that_brings_tokens() -> No
     assert "ignore_eos" not in by_length[1]
 
 
+def test_play_sends_the_next_request_when_one_has_ended() -> None:
+    under_way, seen = 0, []
+
+    async def handler(request):
+        nonlocal under_way
+        under_way += 1
+        seen.append(under_way)
+        await asyncio.sleep(0.02)
+        event = {"meta_info": {"completion_tokens": 1, "finish_reason": {"type": "stop"}}}
+        under_way -= 1
+        return web.Response(text=f"data: {json.dumps(event)}\n\n", content_type="text/event-stream")
+
+    answers = served(handler, lambda url: play(url, [ASK] * 7, at_once=2))
+    assert len(answers) == len(seen) == 7
+    assert max(seen) == 2
+    assert min(each.sent for each in answers[2:]) > min(each.first for each in answers)
+
+
 def test_a_refused_request_is_an_error() -> None:
     async def handler(request):
         return web.Response(status=400, text="too long")

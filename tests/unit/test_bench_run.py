@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from sglang_ssd.bench import machine, report, run
-from sglang_ssd.bench.analysis import Samples, closed, points
+from sglang_ssd.bench.analysis import Samples, closed, points, steady
 from sglang_ssd.bench.ceiling import ceiling
 from sglang_ssd.bench.goals import goals
 from sglang_ssd.bench.prompts import MIXED, Prompt, Prompts
 from sglang_ssd.bench.results import Results, ResultsError
 from sglang_ssd.bench.schedule import Block, blocks_in_turn, variants_of
 from sglang_ssd.bench.settings import FULL, PLANS, SHORT, Cell, Plan, parse_sweep
-from sglang_ssd.bench.tables import miss_law, miss_points
+from sglang_ssd.bench.tables import miss_law, miss_points, steady_table
 
 PLAN = Plan("test", (Cell(1, 0.0, 16, 4), Cell(2, 0.0, 16, 2), Cell(1, 1.0, 16, 4)), 1.0, (1, 2, 3))
 HEADER = {
@@ -173,6 +173,19 @@ def test_the_best_other_is_chosen_by_its_rate() -> None:
     ratio = point.against(point.off)
     assert ratio is not None
     assert ratio.mean == pytest.approx(2.0)
+
+
+def test_requests_that_follow_one_another_are_judged_by_whole_blocks_and_apart() -> None:
+    cell = Cell(2, 0.0, 8, 3, turns=4)
+    seconds = {"off": 3.0, "sync K=1": 1.0, "ssd": 1.0}
+    records = [record(cell, i, name, s, turns=4) for i in range(3) for name, s in seconds.items()]
+    everything = points([*a_run(), *records])
+    assert all(point.turns == 1 for point in closed(everything))
+    (point,) = steady(everything)
+    ratio = point.against(point.off)
+    assert ratio is not None
+    assert ratio.mean == pytest.approx(2.0)  # (1 + 3) / (1 + 1): the prefill is in it
+    assert "| 0 | 2 | 8 | 3 |" in steady_table([point])
 
 
 def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> None:
