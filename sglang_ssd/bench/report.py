@@ -228,8 +228,9 @@ _DECISIONS = """\
 At the end of the run, after all temperatures in turn. Batch sizes in between are those of answers that ended early."""
 
 _STEADY = """\
-So many are always under way: when one ends the next begins, with its prefill. Rates are those of whole blocks, from the
-first request to the end of the last answer, in which the batch becomes small at last."""
+So many are always under way: when one ends the next begins, with its prefill. Their lengths differ by up to half of the
+mean, so that no mode has them begin and end in step. Rates are those of whole blocks, from the first request to the end
+of the last answer, in which the batch becomes small at last."""
 
 _CEILING = """\
 T_sd is a round of `sync` at its best K. The ceiling is that mode with its waiting for drafts taken out; `ssd` is

@@ -95,7 +95,7 @@ class Run:
         start = block.number * cell.requests
         prompts = self._prompts.take(cell.data_set, start, cell.requests)
         asks = [  # a prompt has the same seed at every batch size
-            Ask(p.data_set, p.ids, cell.tokens, cell.temperature, seed, variant.num_steps)
+            Ask(p.data_set, p.ids, cell.tokens_of(seed), cell.temperature, seed, variant.num_steps)
             for seed, p in enumerate(prompts, start=start + 1)
         ]
         where = {"cell": cell.key, "block": block.number, "variant": variant.name}

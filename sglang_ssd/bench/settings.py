@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,8 @@ BASE_FLAGS = ("--host", "127.0.0.1", "--max-total-tokens", str(MAX_TOTAL_TOKENS)
 class Cell:
     """One point: ``batch`` requests at once, or ``batch`` in all at ``rate`` a second (Poisson); up to ``tokens`` each.
 
-    With ``turns`` there are so many times ``batch`` requests, and the next begins when one ends. ``blocks`` is how
-    often it is measured.
+    With ``turns`` there are so many times ``batch`` requests of different lengths, and the next begins when one ends.
+    ``blocks`` is how often it is measured.
     """
 
     batch: int
@@ -41,6 +42,14 @@ class Cell:
     def requests(self) -> int:
         """Of one block."""
         return self.batch * self.turns
+
+    def tokens_of(self, seed: int) -> int:
+        """The most new tokens of the request with this seed. Where requests follow one another it is half as many to
+        half as many again: if all were as long, a server without speculation would begin and end them in step.
+        """
+        if self.turns == 1:
+            return self.tokens
+        return random.Random(seed).randint(self.tokens // 2, self.tokens + self.tokens // 2)  # noqa: S311 - no secret
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,10 @@ def test_of_requests_that_follow_one_another_a_batch_is_under_way(stage: Stage, 
     assert {each["turns"] for each in results.blocks} == {3}
     first, second = ({str(each["prompts"]) for each in results.blocks if each["block"] == block} for block in (0, 1))
     assert first.isdisjoint(second)
+    lengths = [PLAN.cells[0].tokens_of(seed) for seed in range(50)]
+    assert set(lengths) == {PLAN.cells[0].tokens}
+    lengths = [Cell(2, 0.0, 32, 2, turns=3).tokens_of(seed) for seed in range(400)]
+    assert (min(lengths), max(lengths)) == (16, 48)
 
 
 def test_a_run_that_is_stopped_anywhere_ends_as_one_that_is_not(stage: Stage, tmp_path: Path) -> None:
