@@ -166,6 +166,6 @@ SWEEPS = Plan(
 )
 LOAD = Plan("load", tuple(Cell(12, 0.0, 32, 1, rate=rate) for rate in (0.2, 0.5)), 6.0, (1, 2), bookkeeping=False)
 STEADY = Plan(
-    "steady", tuple(Cell(batch, 0.0, 32, 4, turns=4) for batch in (4, 16, 32)), 10.0, (1, 2), bookkeeping=False
+    "steady", tuple(Cell(batch, 0.0, 32, 4, turns=4) for batch in (4, 16, 32)), 17.0, (1, 2), bookkeeping=False
 )
 PLANS = {plan.name: plan for plan in (SMOKE, SHORT, FULL, SWEEPS, LOAD, STEADY)}
