@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -204,7 +205,9 @@ def _with_grid(plan: Plan, options: argparse.Namespace) -> Plan:
     batches = tuple(options.batches or sorted({cell.batch for cell in plan.cells if cell.rate is None}))
     temperatures = tuple(options.temperatures or sorted({cell.temperature for cell in plan.cells}))
     blocks = dict.fromkeys(batches, options.blocks) if options.blocks else {1: 6}
-    return plan.replace(cells=grid(batches, temperatures, blocks, options.tokens))
+    cells = grid(batches, temperatures, blocks, options.tokens)
+    turns = max((cell.turns for cell in plan.cells), default=1)  # other sizes of the same loop
+    return plan.replace(cells=tuple(replace(cell, turns=turns) for cell in cells))
 
 
 def _models(plan: Plan) -> tuple[str, Path | None]:

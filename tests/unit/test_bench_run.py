@@ -314,6 +314,12 @@ def test_prompts_are_taken_in_turn_from_every_data_set() -> None:
     assert prompts.take("gsm8k", 1, 3) == [sets["gsm8k"][1], sets["gsm8k"][0], sets["gsm8k"][1]]
 
 
+def test_other_batches_and_temperatures_of_a_plan_keep_its_loop() -> None:
+    for plan, turns in (("steady", 4), ("full", 1), ("sweeps", 1)):
+        changed = run._plan(run._parser().parse_args(["--plan", plan, "--batches", "8", "--temperatures", "1"]))
+        assert [(c.batch, c.temperature, c.turns) for c in changed.cells] == [(8, 1.0, turns)]
+
+
 def test_samples_know_their_rates() -> None:
     samples = Samples("ssd", [speculated(PLAN.cells[1], 0, "ssd", 2.0, 0.4)])
     assert samples.rate == pytest.approx(42 / 3)
