@@ -42,13 +42,11 @@ def throughput_table(points: Sequence[Point], devices: Mapping[str, int]) -> str
 def _throughput(point: Point, target: int, both: int) -> list[object]:
     modes = [(point.off, target), (point.sync, both), (point.ssd, both)]
     rates = _rates(*(samples for samples, _ in modes))
-    if point.sync is not None:
-        rates[1] = f"{rates[1]} ({point.sync.name.removeprefix('sync ')})"
+    rates[1] = _with_steps(rates[1], point.sync)
     per_device = [f"{samples.decode_rate / max(1, count):.1f}" if samples else None for samples, count in modes]
     other = point.best_other
     ratios = [point.against(point.off), point.against(point.sync), point.against(other)]
-    blocks = len(point.ssd.records) if point.ssd else 0
-    head = [f"{point.temperature:g}", point.batch, blocks]
+    head = [f"{point.temperature:g}", point.batch, _blocks(point)]
     return [*head, *rates, *per_device, *ratios, point.against(other, whole_rate)]
 
 
@@ -156,15 +154,15 @@ def data_set_table(by_set: Mapping[str, Point]) -> str:
 
 def steady_table(points: Sequence[Point]) -> str:
     """Whole rates of requests that follow one another."""
-    head = ("T", "at once", "requests", "blocks", "off", "sync", "ssd", "ssd / off", "ssd / sync")
+    head = ("T", "at once", "requests a block", "blocks", "off", "sync", "ssd", "ssd / off", "ssd / sync")
     return table(head, map(_steady_row, points))
 
 
 def _steady_row(point: Point) -> tuple[object, ...]:
     rates = [f"{samples.rate:.1f}" if samples else None for samples in (point.off, point.sync, point.ssd)]
+    rates[1] = _with_steps(rates[1], point.sync)
     ratios = [point.against(point.off), point.against(point.sync)]
-    blocks = len(point.ssd.records) if point.ssd else 0
-    return f"{point.temperature:g}", point.batch, point.batch * point.turns, blocks, *rates, *ratios
+    return f"{point.temperature:g}", point.batch, point.batch * point.turns, _blocks(point), *rates, *ratios
 
 
 def open_table(points: Sequence[Point]) -> str:
@@ -274,6 +272,15 @@ def _modes(point: Point) -> list[Samples]:
 
 def _rates(*variants: Samples | None) -> list[str | None]:
     return [f"{samples.decode_rate:.1f}" if samples else None for samples in variants]
+
+
+def _with_steps(rate: str | None, sync: Samples | None) -> str | None:
+    """The rate of ``sync``, and its K."""
+    return rate if sync is None else f"{rate} ({sync.name.removeprefix('sync ')})"
+
+
+def _blocks(point: Point) -> int:
+    return len(point.ssd.records) if point.ssd is not None else 0
 
 
 def _three(values: tuple[float, float, float] | None) -> str | None:

@@ -185,7 +185,7 @@ def test_requests_that_follow_one_another_are_judged_by_whole_blocks_and_apart()
     ratio = point.against(point.off)
     assert ratio is not None
     assert ratio.mean == pytest.approx(2.0)  # (1 + 3) / (1 + 1): the prefill is in it
-    assert "| 0 | 2 | 8 | 3 |" in steady_table([point])
+    assert "| 0 | 2 | 8 | 3 | 10.5 | 21.0 (K=1) | 21.0 |" in steady_table([point])
 
 
 def test_a_page_and_its_plots_are_made_of_the_results_alone(tmp_path: Path) -> None:
