@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+import psutil
 import pytest
 from aiohttp import web
 
 from sglang_ssd.bench.load import Answer, Ask, LoadError, play
-from sglang_ssd.bench.measure import client_figures, decode_part, full_part, server_figures
+from sglang_ssd.bench.measure import client_figures, decode_part, full_part, measure, server_figures
 
 ASK = Ask("own", (1, 2, 3), 8, 0.0, 1)
 
@@ -129,8 +130,9 @@ def test_play_sends_all_at_once_and_notes_every_event_that_brings_tokens() -> No
     assert "ignore_eos" not in by_length[1]
 
 
-def test_play_sends_the_next_request_when_one_has_ended() -> None:
-    under_way, seen = 0, []
+def one_token(seen: list[int]):
+    """Answers after a while; notes in ``seen`` how many requests are under way when one comes."""
+    under_way = 0
 
     async def handler(request):
         nonlocal under_way
@@ -141,10 +143,38 @@ def test_play_sends_the_next_request_when_one_has_ended() -> None:
         under_way -= 1
         return web.Response(text=f"data: {json.dumps(event)}\n\n", content_type="text/event-stream")
 
-    answers = served(handler, lambda url: play(url, [ASK] * 7, at_once=2))
+    return handler
+
+
+def test_play_sends_the_next_request_when_one_has_ended() -> None:
+    seen: list[int] = []
+    answers = served(one_token(seen), lambda url: play(url, [ASK] * 7, at_once=2))
     assert len(answers) == len(seen) == 7
     assert max(seen) == 2
     assert min(each.sent for each in answers[2:]) > min(each.first for each in answers)
+
+
+class IdleServer:
+    """One without speculation, at ``url``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def flush(self) -> None:
+        pass
+
+    def status(self) -> dict[str, str]:
+        return {"mode": "off"}
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        return {}
+
+
+def test_a_block_of_so_many_at_once_is_played_so() -> None:
+    seen: list[int] = []
+    record = served(one_token(seen), lambda url: measure(IdleServer(url), [ASK] * 6, at_once=3))
+    assert record["tokens"] == 6
+    assert max(seen) == 3
 
 
 def test_a_refused_request_is_an_error() -> None:
