@@ -215,7 +215,7 @@ class Harness:
 
     def send(self, *rows, fallback=("jit",), verify_us=0):
         self.round += 1
-        self.handle(Outcomes(BOOT, self.round, verify_us, fallback, rows))
+        self.handle(Outcomes.of(BOOT, self.round, verify_us, fallback, rows))
 
     def play(self, session, tokens, **options) -> Speculation:
         """One round of one session, answered."""

@@ -136,7 +136,7 @@ class Rounds:
             verified = NUM_STEPS if self._served else 0
             rows.append(Outcome(number, 1, base, verified, _REMAINING, pack_tokens(tokens)))
         self._served += 1
-        self.server.handle(_ME, Outcomes(_BOOT, self._served, 0, ("jit",), tuple(rows)))
+        self.server.handle(_ME, Outcomes.of(_BOOT, self._served, 0, ("jit",), tuple(rows)))
 
 
 def text_of(number: int, length: int) -> list[int]:

@@ -26,6 +26,7 @@ from sglang_ssd.protocol import (
     Sampling,
     Speculation,
     Speculations,
+    Tokens,
     ToTarget,
     pack_tokens,
     unpack_tokens,
@@ -34,7 +35,7 @@ from sglang_ssd.sampling.draw import DrawParameters
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.verdict import judge
 from sglang_ssd.sampling.window import Window
-from sglang_ssd.scheduler.supports import NOTHING, Proposed, read_q, window_support
+from sglang_ssd.scheduler.supports import NOTHING, Proposed, SparseQ, read_q, window_support
 
 _BOOT, _ME = 1, b"bench"
 
@@ -149,7 +150,7 @@ class Draft:
         """What follows; the server works until it has answered."""
         self._rounds += 1
         self._mailbox.answers.clear()
-        self._server.handle(_ME, Outcomes(_BOOT, self._rounds, 0, ("jit",), (outcome,)))
+        self._server.handle(_ME, Outcomes.of(_BOOT, self._rounds, 0, ("jit",), (outcome,)))
         while not self._mailbox.answers:
             self._server.turn()
         return self._mailbox.answers[0]
@@ -204,10 +205,14 @@ def _play_one(target: Target, draft: Draft, rule: Rule, request: tuple[int, Ask]
         if left > len(committed):
             answer = draft.answer(outcome)
             tokens = unpack_tokens(answer.tokens, target.vocab_size)
-            proposed = Proposed(tokens.tolist(), read_q(answer, tokens, target.vocab_size))
+            proposed = Proposed(tokens.tolist(), _q_of(answer, tokens, target.vocab_size))
             tally.hits += answer.source == "hit"
             tally.late += len(tokens) if answer.source != "hit" else 0
     return text[len(ask.prompt) :]
+
+
+def _q_of(answer: Speculation, tokens: Tokens, vocab_size: int) -> SparseQ | None:
+    return read_q(np.frombuffer(answer.q_ids, "<i4"), np.frombuffer(answer.q, "<f4"), tokens, vocab_size)
 
 
 def _verify(target: Target, rule: Rule, ask: Ask, text: list[int], proposed: Proposed) -> list[int]:

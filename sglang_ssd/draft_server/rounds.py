@@ -88,7 +88,11 @@ class Rounds:
 
     def add(self, target: Target, message: Outcomes, now: float) -> None:
         """Take a round in. Older outcomes of the same sessions will never be answered."""
-        rows = {row.session: row for row in message.rows}
+        try:
+            rows = {row.session: row for row in message.rows}
+        except BadFrame:
+            self.stale += 1
+            return
         for earlier in self._waiting:
             if earlier.target is target:
                 for number in rows:

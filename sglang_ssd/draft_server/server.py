@@ -226,8 +226,8 @@ class DraftServer:
 
     def _reply(self, round_: Round, rows: list[Speculation]) -> None:
         target = round_.target
-        answer = Speculations(
-            self._offer.boot, round_.message.round, tuple(rows), target.totals.build(self.drafter.clock.points())
+        answer = Speculations.of(
+            self._offer.boot, round_.message.round, rows, target.totals.build(self.drafter.clock.points())
         )
         self._mailbox.send(target.identity, answer)
         if target.verify_us and not target.waits:

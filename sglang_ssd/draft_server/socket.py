@@ -11,7 +11,19 @@ from typing import TypeAlias
 
 import zmq
 
-from sglang_ssd.protocol import MAX_FRAME_BYTES, BadFrame, Ping, Pong, ToDraft, ToTarget, decode_at_draft, encode
+from sglang_ssd.protocol import (
+    MAX_FRAME_BYTES,
+    BadFrame,
+    Ping,
+    Pong,
+    Refused,
+    ToDraft,
+    ToTarget,
+    decode_at_draft,
+    encode,
+    other_version,
+    version_of_hello,
+)
 from sglang_ssd.seldom import Seldom
 
 logger = logging.getLogger(__name__)
@@ -134,7 +146,11 @@ class Door:
         try:
             message = decode_at_draft(frame)
         except BadFrame as error:
-            self._reject(str(error))
+            version = version_of_hello(frame)
+            if version is None:
+                self._reject(str(error))
+            else:
+                self._router.send_multipart([identity, encode(Refused(other_version(version)))])
             return
         self.heard[identity] = time.monotonic()
         if isinstance(message, Ping):

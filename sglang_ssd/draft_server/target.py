@@ -11,7 +11,7 @@ from sglang_ssd.policy.confidence import ConfidencePlanner
 from sglang_ssd.policy.pace import Expected
 from sglang_ssd.policy.planner import Planner
 from sglang_ssd.policy.planners import PLANNERS
-from sglang_ssd.protocol import PROTOCOL_VERSION, Build, Hello
+from sglang_ssd.protocol import PROTOCOL_VERSION, Build, Hello, other_version
 
 _PADDING = 1024
 """Vocabularies of one unknown tokenizer may differ by this much: output layers are padded to round sizes."""
@@ -83,7 +83,7 @@ def _proposal(hello: Hello, vocab_size: int) -> Proposal:
 def refusal(hello: Hello, vocab_size: int, fingerprint: str) -> str:
     """Why this draft (its vocabulary and tokenizer fingerprint) cannot serve ``hello``; '' when it can."""
     if hello.version != PROTOCOL_VERSION:
-        return f"the target speaks protocol version {hello.version}, this draft server {PROTOCOL_VERSION}"
+        return other_version(hello.version)
     known = bool(hello.fingerprint and fingerprint)
     if known and hello.fingerprint != fingerprint:
         return "the target's tokenizer gives other ids than the draft's: use a draft with the same tokenizer"

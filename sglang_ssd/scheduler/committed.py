@@ -33,7 +33,7 @@ class RoundPlan:
 
     def message(self, boot: int, number: int, verify_us: int, rows: Sequence[Outcome]) -> Outcomes:
         """The outcomes of round ``number``, with this plan for the next one, which should take ``verify_us``."""
-        return Outcomes(
+        return Outcomes.of(
             boot=boot,
             round=number,
             verify_us=verify_us,

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 from sglang_ssd.protocol import (
+    SOURCES,
     BadFrame,
     Close,
     Hello,
@@ -22,7 +23,7 @@ from sglang_ssd.protocol import (
     Refused,
     Reset,
     Sampling,
-    Speculation,
+    SpeculationColumns,
     Speculations,
     ToDraft,
     Tokens,
@@ -31,7 +32,6 @@ from sglang_ssd.protocol import (
     decode_at_target,
     encode,
     pack_tokens,
-    unpack_tokens,
 )
 from sglang_ssd.scheduler.committed import CommittedRound
 from sglang_ssd.scheduler.connection import Connection
@@ -214,27 +214,37 @@ class Peer:
             self.counts["stale_frames"] += 1
             return
         self.steps = message.build.steps
-        answers = [(row.session, ready) for row in message.rows if (ready := self._ready(row)) is not None]
-        drafted = any(row.source in ("jit", "partial") for row in message.rows)
+        rows = message.columns()
+        sources = [SOURCES[source] for source in rows.source.tolist()]
+        at = zip(rows.session.tolist(), rows.epoch.tolist(), rows.base.tolist(), strict=True)
+        answers = [(row[0], ready) for i, row in enumerate(at) if (ready := self._ready(row, rows, i)) is not None]
+        drafted = "jit" in sources or "partial" in sources
         self._mailbox.file(answers, message.round, self._sent_at.get(message.round), drafted=drafted)
 
-    def _ready(self, row: Speculation) -> Ready | None:
-        """The row as an answer, or None (counted) when it is stale; an unknown session there is a lost one here."""
-        if not self._ledger.has(row.session, row.epoch):
+    def _ready(self, row: tuple[int, int, int], rows: SpeculationColumns, i: int) -> Ready | None:
+        """Answer ``i`` (session, epoch, base), or None (counted) when it is stale; an unknown session there is a lost
+        one here.
+        """
+        session, epoch, base = row
+        if not self._ledger.has(session, epoch):
             self.counts["stale_frames"] += 1
             return None
-        if not self._ledger.reaches(row.session, row.base):
-            self.counts["stale_frames"] += row.base != 0
-            self._ledger.disown(row.session)
-            self._mailbox.give_up((row.session,), lost=True)
+        if not self._ledger.reaches(session, base):
+            self.counts["stale_frames"] += base != 0
+            self._ledger.disown(session)
+            self._mailbox.give_up((session,), lost=True)
             return None
-        try:
-            tokens = unpack_tokens(row.tokens, self._hello.vocab_size)
-        except BadFrame:
+        count = int(rows.counts[i])
+        tokens, vocab_size = rows.tokens[rows.ends[i] - count : rows.ends[i]], self._hello.vocab_size
+        drafts: list[int] = tokens.tolist()
+        if drafts and not 0 <= min(drafts) <= max(drafts) < vocab_size:
             self.counts["bad_frames"] += 1
             return None
-        if not self._ledger.confirm(row.session, row.base):
+        if not self._ledger.confirm(session, base):
             self.counts["superseded"] += 1
             return None
-        q = read_q(row, tokens, self._hello.vocab_size) if self._hello.verify == "rejection" else None
-        return Ready(row.base, Proposed(tokens.tolist()[: self._hello.num_steps], q), row.source)
+        q = None
+        if self._hello.verify == "rejection":
+            its = slice(int(rows.q_ends[i]) - count * int(rows.q_width[i]), int(rows.q_ends[i]))
+            q = read_q(rows.q_ids[its], rows.q[its], tokens, vocab_size)
+        return Ready(base, Proposed(drafts[: self._hello.num_steps], q), SOURCES[rows.source[i]])

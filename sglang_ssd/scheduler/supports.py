@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sglang_ssd.config import MAX_SUPPORT
-from sglang_ssd.protocol import BadFrame, Floats, Speculation, Tokens, unpack_floats, unpack_tokens
+from sglang_ssd.protocol import Floats, Tokens
 from sglang_ssd.sampling.window import Support
 
 
@@ -36,14 +36,12 @@ class Proposed:
 NOTHING = Proposed([])
 
 
-def read_q(row: Speculation, tokens: Tokens, vocab_size: int) -> SparseQ | None:
-    """The q of ``tokens`` int32 [n] that came in ``row``; None when there is none that can be theirs."""
+def read_q(ids: Tokens, q: Floats, tokens: Tokens, vocab_size: int) -> SparseQ | None:
+    """The q of ``tokens`` int32 [n], told as ``ids`` and probabilities ``q`` [n * M]; None when it cannot be theirs."""
     count = len(tokens)
-    try:
-        ids, q = unpack_tokens(row.q_ids, vocab_size), unpack_floats(row.q)
-    except BadFrame:
-        return None
     if not count or not len(ids) or len(ids) != len(q) or len(ids) % count or len(ids) > count * MAX_SUPPORT:
+        return None
+    if ids.min() < 0 or ids.max() >= vocab_size or not np.isfinite(q).all():
         return None
     ids, q = ids.reshape(count, -1), q.reshape(count, -1)
     of_tokens = np.where(ids == tokens[:, None], q, 0).sum(-1)

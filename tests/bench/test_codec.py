@@ -26,7 +26,7 @@ SESSION = 1 << 40
 def test_outcomes(benchmark, rows):
     block = pack_tokens([11, 12, 13])
     outcomes = tuple(Outcome(SESSION + i, 1, 1000 + i, 4, 500, block) for i in range(rows))
-    message = Outcomes(1 << 50, 123_456, 90_000, ("jit",), outcomes)
+    message = Outcomes.of(1 << 50, 123_456, 90_000, ("jit",), outcomes)
     assert benchmark(lambda: decode_at_draft(encode(message))) == message
 
 
@@ -34,7 +34,7 @@ def test_outcomes(benchmark, rows):
 def test_speculations(benchmark, rows):
     block = pack_tokens([11, 12, 13, 14])
     answers = tuple(Speculation(SESSION + i, 1, 1000 + i, "hit", block) for i in range(rows))
-    message = Speculations(1 << 50, 123_456, answers, Build(1, 2, 3, 4))
+    message = Speculations.of(1 << 50, 123_456, answers, Build(1, 2, 3, 4))
     assert benchmark(lambda: decode_at_target(encode(message))) == message
 
 
@@ -43,7 +43,7 @@ def test_speculations_with_the_distributions_of_their_tokens(benchmark, rows):
     """Rejection mode: 64 ids and probabilities for each of four tokens."""
     q = bytes(4 * 64 * 4)
     answers = tuple(Speculation(SESSION + i, 1, 1000, "hit", pack_tokens([1, 2, 3, 4]), q, q) for i in range(rows))
-    message = Speculations(1 << 50, 123_456, answers, Build(1, 2, 3, 4))
+    message = Speculations.of(1 << 50, 123_456, answers, Build(1, 2, 3, 4))
     assert benchmark(lambda: decode_at_target(encode(message))) == message
 
 

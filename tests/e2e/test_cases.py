@@ -96,7 +96,7 @@ def test_ssd_campaign_s8_junk_on_the_wire_disturbs_nobody(rig: Rig, oracle: SGLa
     """One malformed, stale or foreign message ended the control thread, and with it every request."""
     expected = ask(oracle, max_new_tokens=60, ignore_eos=True)
     row = Outcome(1, 1, 5, 0, 10, pack_tokens([5, 6]))
-    stale = encode(Outcomes(1, 1, 0, ("jit",), (row,)))
+    stale = encode(Outcomes.of(1, 1, 0, ("jit",), (row,)))
     old_hello = encode(hello(version=PROTOCOL_VERSION + 1))
     peer = zmq.Context.instance().socket(zmq.DEALER)
     peer.connect(rig.draft.endpoint)

@@ -70,7 +70,7 @@ class Peer:
         self.say(Welcome(self.boot, "draft", 100, 512, 1000))
 
     def answer(self, number: int, *rows: Speculation) -> None:
-        self.say(Speculations(self.boot, number, rows, Build(steps=((4, 250),))))
+        self.say(Speculations.of(self.boot, number, rows, Build(steps=((4, 250),))))
 
     def close(self) -> None:
         self.socket.close()
@@ -164,7 +164,7 @@ def test_junk_stale_and_foreign_frames_are_counted_and_dropped(client: DraftClie
     peer.expect(Outcomes)
     for frame in (b"", b"\x00junk", encode(Ping(1)), encode(Hello(1, 2, "", 3, "", "", "", 4, ""))):
         peer.raw(frame)
-    peer.say(Speculations(999, 1, (Speculation(1, 1, 4, "hit", b""),), Build()))  # another boot
+    peer.say(Speculations.of(999, 1, (Speculation(1, 1, 4, "hit", b""),), Build()))  # another boot
     peer.answer(1, Speculation(42, 1, 4, "hit", b""))  # unknown session
     peer.answer(1, Speculation(1, 7, 4, "hit", b""))  # another epoch
     peer.answer(1, Speculation(1, 1, 4, "hit", pack_tokens([100])))  # token outside the vocabulary

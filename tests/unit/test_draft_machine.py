@@ -93,7 +93,7 @@ class DraftServerMachine(RuleBasedStateMachine):
         verify_us = data.draw(st.sampled_from([0, 10**7, 10**7, 1]))
         jit_steps = data.draw(st.sampled_from([(), (), (1,), (2, 1)]))
         num_steps = data.draw(st.sampled_from([1 << 30] * 6 + [2, 1, 0]))
-        self.server.handle(who, Outcomes(BOOT, self.round, verify_us, fallback, rows, jit_steps, num_steps))
+        self.server.handle(who, Outcomes.of(BOOT, self.round, verify_us, fallback, rows, jit_steps, num_steps))
         self.work(turns)
         if data.draw(st.sampled_from([False, False, True])):
             self.restrict(who, batch[0], data)
@@ -151,7 +151,7 @@ class DraftServerMachine(RuleBasedStateMachine):
         text = self.texts.get((who, number))
         if text is None or (text.epoch, len(text.tokens)) != (epoch, base):
             self.server.handle(
-                who, Outcomes(BOOT, 0, 0, ("jit",), (Outcome(number, epoch, base, 5, 9, pack_tokens(tokens)),))
+                who, Outcomes.of(BOOT, 0, 0, ("jit",), (Outcome(number, epoch, base, 5, 9, pack_tokens(tokens)),))
             )
 
     def work(self, turns):

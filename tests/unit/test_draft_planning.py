@@ -62,7 +62,7 @@ def play(harness, tokens, **message):
     row = harness.outcome(1, tokens)
     terms = {"verify_us": 0, "fallback": ("jit",)} | message
     harness.mailbox.take()
-    harness.handle(Outcomes(BOOT, harness.round, rows=(row,), **terms))
+    harness.handle(Outcomes.of(BOOT, harness.round, rows=(row,), **terms))
     for _ in range(50):
         harness.server.turn()
         answers = harness.mailbox.take(Speculations)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -77,7 +78,7 @@ class Peer:
             at = self.epochs[session] if epoch is None else epoch
             rows.append(Outcome(session, at, base, verified, 1000, pack_tokens(tokens)))
         self.round += 1
-        self.send(Outcomes(self.welcome.boot, self.round, 0, ("jit",), tuple(rows)))
+        self.send(Outcomes.of(self.welcome.boot, self.round, 0, ("jit",), tuple(rows)))
         found = {}
         while len(found) < len(news):
             answer = self.receive(Speculations)
@@ -224,6 +225,18 @@ def test_faulty_frames_are_counted_and_others_go_on(serve):
     assert follow(good, 1, 2, 3)[-1] == "hit"
     bad.close()
     good.close()
+
+
+@pytest.mark.parametrize("frame", [["hello", 1], ["hello", 3, 6, "", 3, "coupled", "ssd"], ["hello", 99, {"new": 1}]])
+def test_a_target_of_any_version_is_refused_in_words(serve, frame):
+    """Also one whose Hello has other fields than ours."""
+    peer = Peer(serve(FakeEngine()))
+    peer.socket.send(msgspec.msgpack.encode(frame))
+    refused = peer.receive(Refused)
+    assert f"version {frame[1]}" in refused.reason
+    assert not refused.hello_again
+    assert peer.figures()["bad_frames"] == 0
+    peer.close()
 
 
 def test_a_long_forward_does_not_delay_a_pong(serve):

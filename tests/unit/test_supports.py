@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_ssd.protocol import Speculation, pack_floats, pack_tokens
 from sglang_ssd.sampling.draw import DrawParameters, draw
 from sglang_ssd.sampling.noise import NoiseTable
 from sglang_ssd.sampling.verdict import judge
@@ -18,12 +17,12 @@ TOKENS = np.array([7, 9], dtype=np.int32)
 IDS, Q = [7, 3, 1, 2, 9, 4], [0.5, 0.25, 0.25, 0.2, 1.8, 0.0]  # the second is not normalised
 
 
-def row(ids: list[int], q: list[float]) -> Speculation:
-    return Speculation(1, 1, 5, "hit", pack_tokens(TOKENS), pack_tokens(ids), pack_floats(q))
+def row(ids: list[int], q: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(ids, dtype=np.int32), np.array(q, dtype=np.float32)
 
 
 def test_a_q_is_read_token_by_token() -> None:
-    found = read_q(row(IDS, Q), TOKENS, VOCAB)
+    found = read_q(*row(IDS, Q), TOKENS, VOCAB)
     assert found is not None
     assert found.ids.tolist() == [IDS[:3], IDS[3:]]
     assert found.q.tolist() == np.float32([Q[:3], Q[3:]]).tolist()
@@ -45,16 +44,11 @@ def test_a_q_is_read_token_by_token() -> None:
     ],
 )
 def test_what_cannot_be_the_q_of_the_tokens_is_dropped(ids: list[int], q: list[float]) -> None:
-    assert read_q(row(ids, q), TOKENS, VOCAB) is None
-
-
-def test_blocks_that_are_cut_are_dropped() -> None:
-    cut = Speculation(1, 1, 5, "hit", pack_tokens(TOKENS), pack_tokens(IDS)[:-1], pack_floats(Q))
-    assert read_q(cut, TOKENS, VOCAB) is None
+    assert read_q(*row(ids, q), TOKENS, VOCAB) is None
 
 
 def test_a_window_has_a_q_for_every_draft() -> None:
-    q = read_q(row(IDS, Q), TOKENS, VOCAB)
+    q = read_q(*row(IDS, Q), TOKENS, VOCAB)
     support = window_support([Proposed([7, 9], q), Proposed([4, 5, 6]), NOTHING], columns=3)
     drafts = torch.tensor([[7, 9, 0], [4, 5, 6], [0, 0, 0]])
     assert support.ids.shape == (3, 3, 3)
